@@ -17,7 +17,7 @@ HISTORIES_DEEP = 40_000
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "scenario", in_turn(SCENARIOS, every=4), ids=lambda scenario: scenario.name
+    "scenario", in_turn(SCENARIOS, every=5), ids=lambda scenario: scenario.name
 )
 def test_no_history_with_one_disturbance_breaks_a_rule(scenario: Scenario) -> None:
     found = Search(quick(scenario)).run()

@@ -181,7 +181,7 @@ def _check_next_launch(world: World) -> None:
             raise Violation(f"P1: {id} was announced, now it cannot be read")
 
 
-@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=6, first=4))
 @pytest.mark.timeout(600)
 def test_an_old_catalog_is_never_served_and_all_comes_back_from_the_targets(begin: int) -> None:
     ends = ends_of(run_seed, SEEDS, begin)

@@ -84,6 +84,6 @@ def history(seed: int) -> int:
     return refused
 
 
-@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4))
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=6))
 def test_no_copy_ever_takes_a_seat_that_a_living_process_has(begin: int) -> None:
     assert sum(history(seed) > 0 for seed in range(begin, begin + SEEDS)) > SEEDS // 2

@@ -112,7 +112,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_items(monkeypatch)
 
 
-@pytest.mark.parametrize("slow", in_turn([1, SLOW], every=2))
+@pytest.mark.parametrize("slow", in_turn([1, SLOW], every=4, first=2))
 def test_a_burst_beside_a_drain_is_hardly_slower(slow: int) -> None:
     # Of what was saved long ago nothing is left to do: one step before the last is enough.
     without = DrainedCrowd(slow, STEPS[-2:]).last_burst(0)

@@ -120,7 +120,7 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(5) == run_seed(5)
 
 
-@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4))
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=6))
 @pytest.mark.timeout(1500)
 def test_no_drain_breaks_a_promise(begin: int) -> None:
     ends = ends_of(run_seed, SEEDS, begin)
@@ -128,7 +128,7 @@ def test_no_drain_breaks_a_promise(begin: int) -> None:
     assert "evicted" in ends
 
 
-@at_turn(1, every=2)
+@at_turn(1, every=4)
 @pytest.mark.timeout(600)
 def test_a_scrub_beside_drains_and_evictions_alarms_nobody() -> None:
     ends = ends_of(partial(run_seed, scrub_us=SCRUB_US), SCRUBBED_SEEDS)

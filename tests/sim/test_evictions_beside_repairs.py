@@ -159,9 +159,9 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_items(monkeypatch)
 
 
-@at_turn(0, every=2)
+@at_turn(2, every=4)
 def test_what_goes_for_room_while_columns_are_made_again_is_gone_and_the_rest_is_whole() -> None:
-    ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK, every=2))
+    ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK, every=4))
     assert ends.count("evicted") >= SEEDS
     # Of a hundred seeds a few do; the twenty of a landing may have none.
     assert "amid" in ends or SEEDS < SEEDS_SOAK

@@ -58,7 +58,7 @@ def test_a_history_that_once_broke_a_promise_keeps_it(seed: int) -> None:
     run_seed(seed)
 
 
-@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=6, first=2))
 @pytest.mark.timeout(1500)
 def test_no_history_of_files_breaks_a_promise(begin: int) -> None:
     check_share("files", ends_of(run_seed, SEEDS, begin))

@@ -64,7 +64,7 @@ def history(seed: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4))
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=6, first=2))
 def test_a_cluster_that_grows_and_shrinks_keeps_its_promises(begin: int) -> None:
     used = 0
     for seed in range(begin, begin + SEEDS):
@@ -105,7 +105,7 @@ def _read(world: World) -> None:
     world.read().reads_parts = False
 
 
-@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=6, first=4))
 def test_loads_get_what_was_saved_while_targets_come_and_leave(begin: int) -> None:
     """Their bytes are compared as they come (P3)."""
     struck = 0

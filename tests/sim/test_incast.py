@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.landing import in_turn
 from tests.sim.harms import kill, nothing, slow_down, stop
 from tests.sim.reader_node import ReaderNode
 from tests.sim.repair_world import ROUND_US, empty, lacks, saved, worker
@@ -22,7 +23,7 @@ SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytes
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("harm", [nothing, kill, stop, slow_down])
+@pytest.mark.parametrize("harm", in_turn([nothing, kill, stop, slow_down], every=2))
 def test_a_crowd_of_readers_is_served_from_bounded_memory(
     harm: Callable[[TargetNode], None], seed: int
 ) -> None:

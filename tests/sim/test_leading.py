@@ -48,7 +48,7 @@ def _check(found: Campaign) -> None:
     assert counts["warm"] < counts["terms"], "and by some whose copy was of no use"
 
 
-@at_turn(0, every=2)
+@at_turn(2, every=4)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", PARTS)
 def test_whoever_leads_what_was_acknowledged_is_there_once(part: int) -> None:

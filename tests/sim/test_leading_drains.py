@@ -20,7 +20,7 @@ from tests.sim.planted import Plant
 
 SEEDS = len(NAMES)
 """Of each part: one of each phase."""
-PARTS = in_turn(range(max(1, int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 40)), every=2)
+PARTS = in_turn(range(max(1, int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 40)), every=4)
 MANY_SEEDS = 1_000
 
 

@@ -103,7 +103,7 @@ def _placement(world: World, id: CheckpointId) -> dict[int, tuple[TargetId | Non
     return {rank: placed.columns for rank, placed in placement.items()}
 
 
-@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=6, first=2))
 def test_targets_move_to_other_hosts_and_their_payloads_are_spread_again(begin: int) -> None:
     ends = ends_of(run_seed, SEEDS, begin)
     assert ends.count("spread") >= SEEDS // 4

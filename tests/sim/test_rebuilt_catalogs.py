@@ -111,9 +111,9 @@ def run_seed(seed: int) -> tuple[int, list[str]]:
     return world.clock.steps, losses.ends
 
 
-@at_turn(0, every=2)
+@at_turn(3, every=4)
 def test_what_is_lost_is_made_again_though_the_catalog_was_lost_as_well() -> None:
-    ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK, every=2))
+    ends = ends_of(run_seed, SEEDS, turn_of(SEEDS, SEEDS_SOAK, every=4))
     assert {"rebuilt", "moved", "amid", "without one"} <= set(ends)
 
 

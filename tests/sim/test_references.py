@@ -79,7 +79,7 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(5) == run_seed(5)
 
 
-@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=6, first=2))
 @pytest.mark.timeout(1500)
 def test_what_refers_to_other_checkpoints_can_always_be_read(begin: int) -> None:
     check_share("references", ends_of(run_seed, SEEDS, begin))

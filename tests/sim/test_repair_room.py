@@ -143,14 +143,14 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_items(monkeypatch)
 
 
-@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4))
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=6))
 def test_what_no_store_has_is_made_again_in_the_room_of_what_one_has(begin: int) -> None:
     ends = ends_of(run_seed, SEEDS, begin)
     assert ends.count("whole") == SEEDS
     assert ends.count("evicted") >= SEEDS // 4
 
 
-@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=6, first=4))
 def test_a_coordinator_begins_again_though_no_disk_has_a_free_byte(begin: int) -> None:
     assert ends_of(serve_seed, SEEDS, begin).count("serves") == SEEDS
 

@@ -99,7 +99,7 @@ def _empty_some(world: World, disturbance: Disturbance, within_us: int) -> None:
         disturbance.aim("F23 second", another, within_us)
 
 
-@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4))
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=6))
 def test_what_is_lost_is_made_again_and_nothing_is_lost_meanwhile(begin: int) -> None:
     ends = ends_of(run_seed, SEEDS, begin)
     assert ends.count("whole") >= 2 * SEEDS

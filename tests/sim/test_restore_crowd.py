@@ -15,6 +15,7 @@ from ckpt.format.messages.reading import DocumentData, ManifestData, RangeData
 from ckpt.format.messages.targets import Reserve
 from ckpt.protocol.events import Send, Session
 from ckpt.protocol.stager.events import SaveCommitted
+from tests.landing import at_turn
 from tests.sim.clockwork import Clockwork
 from tests.sim.crowd import CELL, LIMITS, RUN, CountingNetwork, Crowd, Ticks
 from tests.sim.load_nodes import LoadingRank, LoadJob
@@ -81,6 +82,7 @@ class Restore:
             self.crowd.clock.after(LOOK_US, self._look)
 
 
+@at_turn(0, every=2)
 def test_a_crowd_that_restores_and_reserves_at_once_is_held_within_bounds() -> None:
     restore = Restore()
     restore.run()
@@ -172,6 +174,7 @@ class TakingRank(LoadingRank):
         super().received(session, request, message, bulk)
 
 
+@at_turn(1, every=2)
 def test_a_crowd_that_restores_takes_bounded_memory_and_starves_nobody() -> None:
     """Of several targets at once, so that a circle of readers that hold memory of one and wait for
     another would show. Some stand still, for longer than a target waits before it calls them slow:

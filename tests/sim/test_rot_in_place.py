@@ -110,7 +110,7 @@ def _damaged(world: World) -> str:
     return f"{known} are said to be damaged" if known else ""
 
 
-@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=6, first=4))
 def test_each_column_is_mended_where_it_lies_and_never_gone(begin: int) -> None:
     ends = ends_of(run_seed, SEEDS, begin)
     assert ends.count("mended") >= 2 * SEEDS

@@ -123,9 +123,9 @@ def check_histories(first: int, count: int) -> None:
     assert min(seen["alarms"], seen["damaged"]) > count, seen
 
 
-@at_turn(1, every=2)
+@at_turn(1, every=4)
 def test_what_is_found_is_what_was_harmed_in_any_history() -> None:
-    check_histories(turn_of(SEEDS, SEEDS_SOAK, every=2), SEEDS)
+    check_histories(turn_of(SEEDS, SEEDS_SOAK, every=4), SEEDS)
 
 
 _find = Scrub._find

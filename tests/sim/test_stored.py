@@ -196,7 +196,7 @@ def test_an_equal_seed_gives_an_equal_run() -> None:
     assert run_seed(3) == run_seed(3)
 
 
-@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=4, first=2))
+@pytest.mark.parametrize("begin", in_turn([0, SEEDS], every=6, first=4))
 @pytest.mark.timeout(600)
 def test_what_a_store_has_is_stored_while_the_tier_lacks_it_and_is_never_lost(begin: int) -> None:
     ends = ends_of(run_seed, SEEDS, begin)

@@ -69,14 +69,14 @@ def _check_burst(burst: Burst, moment: str, way: Way = Way.KILLED) -> None:
 
 @pytest.mark.parametrize(
     ("code", "moment"),
-    in_turn([*product((SMALL,), MOMENTS), *product((WIDE,), list(MOMENTS)[::3])], every=3),
+    in_turn([*product((SMALL,), MOMENTS), *product((WIDE,), list(MOMENTS)[::3])], every=5),
     ids=str,
 )
 def test_a_burst_takes_a_takeover_longer_and_nothing_is_sent_again(code: Code, moment: str) -> None:
     _check_burst(Burst(16, 12, code, 20), moment)
 
 
-@pytest.mark.parametrize("moment", in_turn(list(MOMENTS)[::2], every=3))
+@pytest.mark.parametrize("moment", in_turn(list(MOMENTS)[::2], every=5))
 def test_so_it_does_when_the_leader_is_asked_to_step_down(moment: str) -> None:
     _check_burst(Burst(16, 12, SMALL, 20), moment, Way.ASKED)
 
