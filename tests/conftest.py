@@ -50,7 +50,7 @@ OF_PROCESSES: Final = (
 )  # fmt: skip
 """Folders of tests with clusters and histories; those of the others take milliseconds."""
 
-LANDING_EXAMPLES: Final = 40
+LANDING_EXAMPLES: Final = 25
 """Of each property that does not say how many. Each hundred commits draw others; make soak, and
 pytest without make, draw Hypothesis's hundred, by chance.
 """

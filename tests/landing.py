@@ -34,6 +34,11 @@ def turn_of(seeds: int, of: int, every: int = 1) -> int:
     return LANDING // every * seeds % (of - of % seeds)
 
 
+def examples(most: int) -> int:
+    """How many of so many Hypothesis draws of a property at a landing; `make soak` draws all."""
+    return most // 4 if IS_LANDING else most
+
+
 def in_turn(cases: Sequence[object], every: int, first: int = 0) -> list[ParameterSet]:
     """Parameters of a test: each `every`th of the cases has its turn, the others are `slow`. Of a
     test with several parameters a case is a tuple. `first`: the turn of the first case; fewer cases

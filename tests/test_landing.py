@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import pytest
 
 from tests import landing
-from tests.landing import at_turn, has_turn, in_turn, turn_of
+from tests.landing import at_turn, examples, has_turn, in_turn, turn_of, unmarked
 
 
 def test_landings_in_a_row_run_all_seeds_and_none_that_soak_does_not(
@@ -60,6 +62,24 @@ def test_fewer_cases_than_turns_leave_landings_to_other_tests(
     assert ran == [[(1,)], [(2,)], [(3,)], [(4,)]]
     monkeypatch.setattr(landing, "IS_LANDING", False)
     assert of_landing(0) == [(1,), (3,)], "a person who runs them has the first of each"
+
+
+def test_a_landing_draws_a_quarter_of_what_soak_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landing, "IS_LANDING", True)
+    assert examples(300) == 75
+    monkeypatch.setattr(landing, "IS_LANDING", False)
+    assert examples(300) == 300
+
+
+def test_a_test_of_another_place_takes_none_of_its_marks_along() -> None:
+    @pytest.mark.slow
+    def there(store: str) -> None:
+        """Asks for a fixture."""
+
+    here = pytest.mark.usefixtures("tmp_path")(unmarked(there))
+    assert [mark.name for mark in here.pytestmark] == ["usefixtures"]
+    assert [mark.name for mark in there.pytestmark] == ["slow"]
+    assert [*signature(here).parameters] == ["store"]
 
 
 def test_what_has_no_turn_is_left_to_soak() -> None:

@@ -20,6 +20,7 @@ from ckpt.format.messages.asking import Ask
 from ckpt.format.messages.hello import Role
 from ckpt.protocol.handshake import Caller
 from tests.aio.strangers import Crowd
+from tests.landing import in_turn
 from tests.waiting import wait_until
 
 SECRET = bytes(range(32))
@@ -145,8 +146,10 @@ def test_a_daemon_full_of_sessions_says_so_to_tools_and_trainers_and_recovers(
         reader.call(Ask("status"), timeout_s=20.0)
 
 
-@pytest.mark.parametrize("machine_wide", [False, True])
-@pytest.mark.parametrize("plane", ["address", "http"])
+@pytest.mark.parametrize(
+    ("plane", "machine_wide"),
+    in_turn([("address", False), ("address", True), ("http", True), ("http", False)], every=2),
+)
 def test_a_daemon_without_a_descriptor_rests(
     daemon: Daemon, plane: str, *, machine_wide: bool
 ) -> None:

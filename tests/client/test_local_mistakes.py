@@ -17,6 +17,7 @@ from ckptd.local.supervisor import LocalConfig, run_local
 from ckptd.log import reporter
 from tests.client.clikit import Ended, run
 from tests.harm import remove_under
+from tests.landing import in_turn
 from tests.waiting import ASKED_S, wait_until
 
 WAIT_S = 60.0
@@ -134,7 +135,7 @@ def test_what_is_gone_for_good_is_given_up_by_a_word(url: str, targets: Path) ->
         store.save("r", 2, STATE).wait(WAIT_S)
 
 
-@pytest.mark.parametrize("folder", ["columns", "documents"])
+@pytest.mark.parametrize("folder", in_turn(["columns", "documents"], every=2))
 def test_what_a_folder_had_that_was_removed_under_its_target_is_made_again(
     url: str, targets: Path, folder: str
 ) -> None:

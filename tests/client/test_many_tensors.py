@@ -27,6 +27,7 @@ from ckpt_client.save.state import flatten
 from ckpt_client.stager.declaration import read_declaration
 from tests.calls import counted
 from tests.client.test_end_to_end import stop
+from tests.landing import at_turn
 from tests.plan.merged import merge_tables
 
 COUNT = 70_000
@@ -73,6 +74,7 @@ def assert_equal(found: object, wanted: dict[str, object]) -> None:
             assert np.array_equal(mine[name], array)
 
 
+@at_turn(0, every=2)
 def test_seventy_thousand_tensors_come_back_bit_by_bit_also_in_place(url: str) -> None:
     state = many(COUNT)
     with ckpt.open(url) as store:
@@ -90,6 +92,7 @@ def test_seventy_thousand_tensors_come_back_bit_by_bit_also_in_place(url: str) -
         assert all(layer["p9"] is one for layer, one in zip(layers_of(found), before, strict=True))
 
 
+@at_turn(1, every=2)
 def test_thousands_of_small_shards_are_cut_anew(url: str) -> None:
     wholes = {f"w{n}": np.arange(n, n + 24, dtype=np.int64).reshape(6, 4) for n in range(2000)}
     with ckpt.open(url) as store:

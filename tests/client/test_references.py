@@ -14,6 +14,7 @@ import pytest
 import ckpt
 from ckpt.base.units import KiB, MiB
 from tests.client.test_end_to_end import directory_of, stop
+from tests.landing import in_turn
 from tests.waiting import wait_until
 from tests.warm_child import run_script
 
@@ -83,7 +84,7 @@ def column_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("targets/*/columns/*"))
 
 
-@pytest.mark.parametrize("unchanged", ["warn", "ignore"])
+@pytest.mark.parametrize("unchanged", in_turn(["warn", "ignore"], every=2))
 def test_a_frozen_base_is_written_once(url: str, unchanged: str) -> None:
     base, run = frozen(), f"adapters, {unchanged}"
     directory = directory_of(url)

@@ -24,6 +24,7 @@ from tests.e2e.catalogs import (
     state,
 )
 from tests.e2e.cluster import Cluster, command
+from tests.landing import in_turn
 from tests.small_disk import small_files
 
 OPTIONS = "targets=3&code=2+1"
@@ -78,7 +79,7 @@ def cluster(mark: str, tmp_path: Path) -> Iterator[Cluster]:
     command("local", "stop", str(made.directory))
 
 
-@pytest.mark.parametrize("harm", [lose, empty, tear, spoil])
+@pytest.mark.parametrize("harm", in_turn([lose, empty, tear, spoil], every=2))
 def test_a_harmed_catalog_serves_nobody_and_names_the_command_that_mends_it(
     cluster: Cluster, harm: Callable[[Cluster], None]
 ) -> None:
@@ -95,7 +96,7 @@ def test_a_harmed_catalog_serves_nobody_and_names_the_command_that_mends_it(
     check_all_is_there(cluster.url, 1, 2)
 
 
-@pytest.mark.parametrize("lives", [1, 2, 3])
+@pytest.mark.parametrize("lives", in_turn([1, 2, 3], every=3))
 def test_a_catalog_that_is_older_than_its_targets_serves_nobody(
     cluster: Cluster, tmp_path: Path, lives: int
 ) -> None:

@@ -26,6 +26,7 @@ from tests.e2e.catalogs import (
     state,
 )
 from tests.e2e.cluster import command
+from tests.landing import in_turn
 from tests.warm_child import Child, start_daemon
 
 SECRET = bytes(range(32))
@@ -111,7 +112,7 @@ def checks(daemons: Daemons) -> dict[str, str]:
     return {check["name"]: check["command"] for check in json.loads(out)["checks"]}
 
 
-@pytest.mark.parametrize("harm", ["removed", "rolled back"])
+@pytest.mark.parametrize("harm", in_turn(["removed", "rolled back"], every=2))
 def test_an_old_catalog_serves_nobody_until_it_is_made_from_the_running_targets(
     daemons: Daemons, harm: str
 ) -> None:

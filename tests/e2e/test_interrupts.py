@@ -25,6 +25,7 @@ from ckpt.objects.sinks.stores import open_sink
 from tests.client.clikit import run
 from tests.e2e.cluster import Cluster
 from tests.e2e.states import form_of
+from tests.landing import in_turn
 from tests.waiting import wait_until
 
 CLUSTER_OPTIONS = "targets=3&code=2+1&restart=never"
@@ -192,11 +193,14 @@ def saved(cluster: Cluster) -> str:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "status", "ls tools", "show tools@1",
-        "verify tools@1", "drill tools@1 --lose t1", "export tools@1 OUT/out --format safetensors",
-        "export tools@1 OUT/out.npz --format npz", "import OUT/given.npz tools@7",
-    ],
+    in_turn(
+        [
+            "status", "export tools@1 OUT/out.npz --format npz",
+            "ls tools", "verify tools@1", "drill tools@1 --lose t1", "show tools@1",
+            "export tools@1 OUT/out --format safetensors", "import OUT/given.npz tools@7",
+        ],
+        every=2,
+    ),
 )  # fmt: skip
 def test_an_interrupted_command_says_so_and_leaves_nothing(
     cluster: Cluster, saved: str, tmp_path: Path, line: str

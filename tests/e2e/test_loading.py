@@ -13,6 +13,7 @@ import ckpt
 from tests.e2e.cluster import Cluster
 from tests.e2e.ranks import done, every, launched
 from tests.e2e.states import AXIS_ITEMS, form_of, matrix, state_of
+from tests.landing import in_turn
 
 RANKS = 4
 WAIT_S = 60.0
@@ -42,7 +43,7 @@ def checkpoint(store: ckpt.Store, saved: str) -> Iterator[ckpt.Checkpoint]:
         yield found
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", in_turn([2, 3], every=2))
 def test_another_world_size_takes_another_axis_in_place(
     cluster: Cluster, saved: str, world_size: int
 ) -> None:

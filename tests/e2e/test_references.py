@@ -20,6 +20,7 @@ from ckpt.base.limits import PAGE_BYTES
 from ckpt.base.units import MiB, format_bytes
 from ckpt.objects.sinks.file_sink import FileSink
 from tests.e2e.cluster import OPTIONS, Cluster, command, runs
+from tests.landing import in_turn
 from tests.objects.drainkit import Drain, wait_drained
 from tests.objects.sources import same_bits
 from tests.waiting import wait_until
@@ -259,7 +260,7 @@ def lose_index(cluster: Cluster, run: str, step: int) -> None:
             cluster.flip(file, place + 20)
 
 
-@pytest.mark.parametrize("lose", [lose_columns, lose_index])
+@pytest.mark.parametrize("lose", in_turn([lose_columns, lose_index], every=2))
 def test_proved_damage_of_a_home_walks_back_past_those_that_refer_to_it(
     cluster: Cluster, lose: Callable[[Cluster, str, int], None]
 ) -> None:

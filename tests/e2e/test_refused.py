@@ -8,12 +8,13 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.ranks import RankProcess, done, every, launched, save_and_wait
+from tests.landing import in_turn
 
 RANKS = 4
 REFUSING = 2
 
 
-@pytest.fixture(params=[True, False], ids=["first", "later"])
+@pytest.fixture(params=in_turn([True, False], every=2), ids=["first", "later"])
 def team(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[list[RankProcess]]:
     """Four rank processes, without a stager yet, or with one that has saved."""
     first = request.param

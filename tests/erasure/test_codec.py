@@ -19,6 +19,7 @@ from ckpt.erasure.code import Code
 from ckpt.erasure.codec import Codec, codec_for
 from ckpt.native.isal import Isal, Tables
 from tests.erasure.cells import GuardedCell, data_cells, parity_by_tables, views
+from tests.landing import IS_LANDING, examples, turn_of
 
 SHIPPED = [
     "1+0",
@@ -70,7 +71,7 @@ def test_parity_equals_pyeclibs_and_the_tables_at_every_length(text: str) -> Non
 
 
 @given(code=codes, length=st.integers(0, 700), seed=st.integers(0, 1 << 32), data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_any_m_lost_columns_come_back(
     code: Code, length: int, seed: int, data: st.DataObject
 ) -> None:
@@ -88,8 +89,9 @@ def test_every_pattern_of_losses_decodes(text: str) -> None:
     codec = Codec(code)
     patterns = list(combinations(range(code.n), code.m))
     if text in WIDE[2:]:
-        # The matrices of all patterns are proved regular in test_matrix; here every 7th runs.
-        patterns = patterns[::7]
+        # The matrices of all patterns are proved regular in test_matrix; here every 7th runs, and
+        # at a landing every 28th.
+        patterns = patterns[turn_of(1, 28) :: 28] if IS_LANDING else patterns[::7]
     for lost in patterns:
         assert decoded(codec, columns, lost) == [columns[column] for column in lost], lost
 

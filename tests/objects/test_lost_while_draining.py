@@ -11,6 +11,7 @@ import ckpt
 from ckpt.base.limits import PAGE_BYTES
 from ckpt.objects.sinks.file_sink import FileSink
 from tests.e2e.cluster import Cluster, command
+from tests.landing import in_turn
 from tests.objects.drainkit import DRAIN_TIMEOUT_S, Drain, rot, save, wait_drained
 from tests.waiting import wait_until
 
@@ -25,7 +26,7 @@ def lose_index(cluster: Cluster, run: str, step: int) -> None:
             cluster.flip(file, place + 20)
 
 
-@pytest.mark.parametrize("harm", ["index", "columns"])
+@pytest.mark.parametrize("harm", in_turn(["index", "columns"], every=2))
 def test_a_drain_has_a_loss_proved_and_goes_on(
     cluster: Cluster, store: ckpt.Store, tmp_path: Path, harm: str
 ) -> None:

@@ -23,6 +23,7 @@ from ckpt_client.load.together.chunks import SharedChunks
 from ckpt_client.load.together.meeting import Meeting
 from ckpt_client.load.together.sharing import Part
 from tests.aio.netkit import SECRET
+from tests.landing import in_turn
 from tests.objects.sources import HEADER, MemorySource, many_kinds
 
 CHECKPOINT = CheckpointId(*HEADER.key)
@@ -130,7 +131,7 @@ def nothing(column: ColumnNumber, wanted: ByteRange) -> memoryview | None:
     return None
 
 
-@pytest.mark.parametrize("view", [flipped, nothing])
+@pytest.mark.parametrize("view", in_turn([flipped, nothing], every=2))
 def test_a_peer_that_gives_something_else_or_nothing_fills_nothing(
     readers: tuple[Reader, Reader],
     view: Callable[[ColumnNumber, ByteRange], memoryview | None],

@@ -16,6 +16,7 @@ from ckpt.objects.sinks.file_sink import FileSink
 from tests.e2e.cluster import Cluster, command
 from tests.e2e.ranks import Answer, done, every, launched
 from tests.e2e.states import digests_of
+from tests.landing import in_turn
 from tests.objects.drainkit import draining, rot, wait_drained
 from tests.objects.http_store import HttpStore, served
 
@@ -106,7 +107,7 @@ def test_what_the_tier_knows_nothing_of_leaves_the_store_once(
     assert web.given_bytes <= 1.05 * sum(shards(sink, "gone").values())
 
 
-@pytest.mark.parametrize("harm", ["died", "hung"])
+@pytest.mark.parametrize("harm", in_turn(["died", "hung"], every=2))
 def test_ranks_fetch_themselves_what_a_peer_does_not_give(
     cluster: Cluster, sink: FileSink, web: HttpStore, harm: str
 ) -> None:

@@ -21,6 +21,7 @@ from ckpt.plan.disagreement import ranks_text
 from ckpt.plan.reads import plan_read
 from ckpt.plan.tensor_merger import Differing, Overlap
 from ckpt.testing.indexes import encode_index
+from tests.landing import examples
 from tests.plan.clusters import entry, tables
 from tests.plan.merged import Merged, merge_tables
 
@@ -359,7 +360,7 @@ def test_many_ranks_are_named_briefly() -> None:
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple), st.data())
 def test_shards_merge_exactly_when_they_cover_and_all_shared_items_are_asked_for(
     whole: tuple[int, ...], data: st.DataObject

@@ -29,6 +29,7 @@ from ckpt.plan.durability.outlook import (
 from ckpt.plan.durability.trials import Tried, tried
 from ckpt.plan.placement import LEVELS, domain_key
 from ckpt.plan.seating import group_count
+from tests.landing import in_turn
 from tests.plan.clusters import cluster
 
 DAY = 1 / 365.25
@@ -59,7 +60,9 @@ def agreeing(group: PlacementGroup, hazards: Hazards, chance: float) -> int:
     return sum(least <= chance <= most for least, most in (each.interval for each in found))
 
 
-@pytest.mark.parametrize(("group", "hazards"), CASES, ids=lambda one: str(getattr(one, "code", "")))
+@pytest.mark.parametrize(
+    ("group", "hazards"), in_turn(CASES, every=3), ids=lambda one: str(getattr(one, "code", ""))
+)
 def test_chain_and_trials_agree_within_the_interval_of_the_trials(
     group: PlacementGroup, hazards: Hazards
 ) -> None:

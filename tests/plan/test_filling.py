@@ -19,6 +19,7 @@ from ckpt.erasure.code import Code
 from ckpt.plan.filling import DomainRooms, needed, weight
 from ckpt.plan.placement import Level, place
 from ckpt.plan.seating import Candidate
+from tests.landing import examples
 from tests.plan.clusters import candidate
 
 MiB = 1 << 20
@@ -229,7 +230,7 @@ def test_what_a_target_weighs(room: int, share: float, weighs: float) -> None:
     assert weight(room, 100, share) == pytest.approx(weighs)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=6))
 def test_who_is_not_needed_may_be_left_out(rooms: list[int]) -> None:
     """Every choice that takes the needed ones loses one payload of those to come, never two."""

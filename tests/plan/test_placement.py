@@ -30,6 +30,7 @@ from ckpt.plan.placement import (
     survivable,
 )
 from ckpt.plan.seating import Candidate, Seating, group_numbers
+from tests.landing import examples, in_turn
 from tests.plan.clusters import candidate, cluster
 
 MiB = 1 << 20
@@ -69,7 +70,9 @@ BURSTS = [
 
 
 @pytest.mark.parametrize("mix", ["equal", "mixed"])
-@pytest.mark.parametrize(("target_count", "host_count", "code", "level", "rank_count"), BURSTS)
+@pytest.mark.parametrize(
+    ("target_count", "host_count", "code", "level", "rank_count"), in_turn(BURSTS, every=2)
+)
 def test_a_burst_loads_all_targets_alike(
     target_count: int, host_count: int, code: Code, level: Level, rank_count: int, mix: str
 ) -> None:
@@ -93,7 +96,9 @@ def test_a_burst_loads_all_targets_alike(
     )
 
 
-@pytest.mark.parametrize(("target_count", "host_count", "code", "level", "rank_count"), BURSTS)
+@pytest.mark.parametrize(
+    ("target_count", "host_count", "code", "level", "rank_count"), in_turn(BURSTS, every=2, first=1)
+)
 def test_payloads_that_come_one_by_one_load_all_targets_alike_up_to_one_column(
     target_count: int, host_count: int, code: Code, level: Level, rank_count: int
 ) -> None:
@@ -305,7 +310,7 @@ def clusters(draw: st.DrawFn) -> list[Candidate]:
     return candidates
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     clusters(),
     st.sampled_from(LEVELS),
@@ -336,7 +341,7 @@ def test_the_domain_rule_holds_and_as_many_columns_are_placed_as_it_allows(
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(clusters(), st.sampled_from(LEVELS), st.integers(0, 50))
 def test_a_replacement_keeps_the_rule_and_avoids_holders_and_failed_targets(
     candidates: list[Candidate], level: Level, turn: int
@@ -386,7 +391,7 @@ def test_documents_prefer_the_least_loaded_target() -> None:
     assert document_targets(candidates, 2) == (candidates[4].target, candidates[3].target)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=6, max_size=6),
     st.sampled_from(("device", "host", "rack", "power")),

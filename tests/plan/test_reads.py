@@ -14,6 +14,7 @@ from ckpt.base.ids import Generation, Rank
 from ckpt.format.index.pages import IndexBox, Location
 from ckpt.plan.boxes import subtract, volume_of
 from ckpt.plan.reads import Copy, ReadPlan, plan_read
+from tests.landing import examples
 
 Extent = tuple[int, ...]
 Region = tuple[Extent, Extent]
@@ -114,7 +115,7 @@ def numbered(shape: Extent) -> npt.NDArray[np.uint16]:
     return np.arange(1, volume_of(shape) + 1, dtype=np.uint16).reshape(shape)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(SHAPES, st.data())
 def test_any_box_is_read_from_any_split_each_byte_once(shape: Extent, data: st.DataObject) -> None:
     array = numbered(shape)
@@ -129,7 +130,7 @@ def test_any_box_is_read_from_any_split_each_byte_once(shape: Extent, data: st.D
     assert (times == 1).all()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(SHAPES, st.data())
 def test_overlapping_boxes_give_each_byte_once_and_what_they_leave_is_missing(
     shape: Extent, data: st.DataObject
@@ -153,7 +154,7 @@ def test_overlapping_boxes_give_each_byte_once_and_what_they_leave_is_missing(
     assert plan.missing_bytes == cut_of(have, wanted).count(0)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(SHAPES, st.data())
 def test_runs_are_joined_and_ascend_and_spans_cover_exactly_them(
     shape: Extent, data: st.DataObject

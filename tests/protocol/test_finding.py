@@ -29,6 +29,7 @@ from ckpt.protocol.finding import (
     TryAddress,
 )
 from ckpt.protocol.handshake import Caller, Elsewhere, Established, OtherCluster
+from tests.landing import examples
 
 A, B, C, D = (f"10.0.0.{number}:7070" for number in range(1, 5))
 LEADER = Established(Role.COORDINATOR, "", "c1", BootId(1), Epoch(0), 2)
@@ -342,7 +343,7 @@ class World:
         return AddressFailed(now_us, address, GONE)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     LISTS,
     st.fixed_dictionaries(

@@ -39,6 +39,7 @@ from ckpt.protocol.coordinator.leading import (
     Unseat,
 )
 from ckpt.protocol.events import Ticked
+from tests.landing import examples
 
 LEASE_US = 2_000_000
 NOW_US = 10_000_000
@@ -286,7 +287,7 @@ def do(parties: list[Party], index: int, step: str) -> None:
             party.feed(Ticked(NOW_US + LEASE_US))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(STEPS)
 def test_no_term_is_two_parties_and_in_the_end_one_leads(steps: list[tuple[int, str]]) -> None:
     store = Store()

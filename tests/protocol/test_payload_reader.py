@@ -13,6 +13,7 @@ from ckpt.protocol.reader.columns import STRIKES_MAX, WRONG_CELLS_MAX
 from ckpt.protocol.reader.events import ReadCompleted, ReadFailed, ReadLimits
 from ckpt.protocol.runs.run_sets import total
 from ckpt.transfer.assembly import Checks
+from tests.landing import in_turn
 from tests.protocol.reading import BLOCK, Behaviour, Columns, Reading
 
 CODE = Code(4, 2)
@@ -313,7 +314,7 @@ KINDS = ["good"] * 6 + [
 ]
 
 
-@pytest.mark.parametrize("seed", range(400))
+@pytest.mark.parametrize("seed", in_turn(range(400), every=4))
 def test_any_mixture_gives_the_bytes_or_the_right_error(seed: int) -> None:
     dice = random.Random(seed)
     code = dice.choice([Code(1, 1), Code(2, 1), Code(4, 2), Code(5, 3), Code(3, 0)])

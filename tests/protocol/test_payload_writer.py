@@ -18,6 +18,7 @@ from ckpt.protocol.writer import payload_events as w
 from ckpt.protocol.writer.column import ColumnState
 from ckpt.protocol.writer.lateness import HEDGE_LAST_US, SLOW_AFTER_US
 from ckpt.protocol.writer.payload_writer import PayloadWriter
+from tests.landing import examples
 from tests.protocol.writerkit import (
     CELL,
     accept,
@@ -401,7 +402,7 @@ def test_a_stopped_writer_ends_all_streams_and_says_nothing_more() -> None:
     writer.check()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     seed=st.integers(0, 1 << 32),
     code=st.sampled_from(["1+1", "2+1", "2+2", "4+2"]),

@@ -24,6 +24,7 @@ from ckpt.format.messages.saving import (
 )
 from ckpt.protocol.events import Send, Session, SessionClosed
 from ckpt.protocol.stager import events as e
+from tests.landing import examples
 from tests.protocol.test_stager import LAUNCH, Rig, info_of, payload_of
 from tests.protocol.writerkit import DIGEST, place
 
@@ -74,7 +75,7 @@ class Coordinator:
         return self.ended.setdefault(checkpoint, ending)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(seed=st.integers(0, 1 << 32))
 def test_every_save_comes_to_one_end_through_loss_and_restarts(seed: int) -> None:
     random = Random(seed)

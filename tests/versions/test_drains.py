@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -52,7 +53,7 @@ SAID: Final = frozenset(
 """In every drain."""
 SEEDS: Final = 9
 PARTS: Final = 3
-"""Of the seeds: each landing tries one part with all kinds of workers."""
+"""Of the seeds: each landing tries one part with one crowd of workers."""
 
 
 def as_first_version(message: Message) -> Message:
@@ -99,10 +100,14 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_items(monkeypatch)
 
 
-@pytest.mark.parametrize("part", in_turn(range(PARTS), PARTS))
-@pytest.mark.parametrize(
-    "kinds", [(FirstVersion,), (FirstVersion, DrainNode), (DrainNode, FirstVersion, FirstVersion)]
+WORKERS: Final = (
+    (FirstVersion,),
+    (FirstVersion, DrainNode),
+    (DrainNode, FirstVersion, FirstVersion),
 )
+
+
+@pytest.mark.parametrize(("kinds", "part"), in_turn([*product(WORKERS, range(PARTS))], every=9))
 def test_workers_of_the_first_version_drain_once_and_whole(
     kinds: tuple[type[DrainNode], ...], part: int
 ) -> None:
