@@ -32,6 +32,7 @@ from ckptbench.report.text import run_text
 from ckptbench.results import CheckpointFigures, JobResult, RunResult
 from ckptbench.run.session import check_all, run_jobs
 from ckptbench.run.shelf import Context
+from tests.landing import in_turn
 from tests.waiting import wait_until
 
 WORDS = Words({}, {})
@@ -189,7 +190,7 @@ def test_files_are_saved_loaded_and_resharded_with_their_durability_beside(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("sink", ["null", "disk"])
+@pytest.mark.parametrize("sink", in_turn(["null", "disk"], every=2))
 def test_a_burst_measures_its_bounds_and_says_which_goals_it_can_judge(
     tmp_path: Path, sink: str
 ) -> None:

@@ -50,12 +50,6 @@ def _python(version: str) -> Path:
 
 
 @pytest.fixture
-def base(python: Path, environments: Environments) -> Environment:
-    """`pip install ckpt-burst`."""
-    return environments.of(python)
-
-
-@pytest.fixture
 def server(python: Path, environments: Environments) -> Environment:
     """`pip install 'ckpt-burst[server]'`."""
     return environments.of(python, extra="server")
@@ -63,7 +57,7 @@ def server(python: Path, environments: Environments) -> Environment:
 
 @pytest.fixture
 def base_in_turn(python_in_turn: Path, environments: Environments) -> Environment:
-    """As `base`."""
+    """`pip install ckpt-burst`. What that brings [server] brings as well, under each Python."""
     return environments.of(python_in_turn)
 
 

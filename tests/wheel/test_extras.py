@@ -34,8 +34,8 @@ def wanted(extra: str) -> str:
     return f"pip install 'ckpt-burst[{extra}]'"
 
 
-def test_an_installation_of_the_base_is_small(base: Environment) -> None:
-    listed = base.script(
+def test_an_installation_of_the_base_is_small(base_in_turn: Environment) -> None:
+    listed = base_in_turn.script(
         "from importlib.metadata import distributions\n"
         "for one in distributions(): print(one.name.lower().replace('_', '-'))"
     ).out.split()

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.format.messages.hello import PROTOCOL_VERSION
+from tests.landing import in_turn
 from tests.wheel.earlier import earlier_wheel, is_here, without
 from tests.wheel.environments import Environment, Environments
 from tests.wheel.mixed_cluster import TARGETS, MixedCluster, Trainer
@@ -26,6 +27,7 @@ FOUND_DAMAGE = 3
 """Exit code of `ckpt scrub`."""
 LOST = "t4"
 """It dies in the middle of the upgrade."""
+ORDERS = in_turn([(("coordinator", *TARGETS),), ((*TARGETS, "coordinator"),)], every=2)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def cluster(
         made.close()
 
 
-@pytest.mark.parametrize("order", [("coordinator", *TARGETS), (*TARGETS, "coordinator")])
+@pytest.mark.parametrize("order", ORDERS)
 def test_an_upgrade_under_saves_loads_and_a_loss(
     cluster: MixedCluster, order: tuple[str, ...]
 ) -> None:
