@@ -119,7 +119,7 @@ test-crowd: $(READY)
 	$(PYTEST) -m "not slow" tests/e2e/test_crowds.py
 
 # One gateway for all workers. Without root or Debian those that need it are skipped.
-# CKPT_DRAIN_KILLS=N: so many seeds of a drain killed with SIGKILL, not 4; make soak runs 200.
+# CKPT_DRAIN_KILLS=N: so many seeds of a drain killed with SIGKILL, not 2; make soak runs 200.
 test-stores: $(STORES_READY) $(SERVERS_READY)
 	$(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" \
 		--timeout=600 -o faulthandler_timeout=590 tests/stores

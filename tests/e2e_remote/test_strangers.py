@@ -16,6 +16,7 @@ import ckpt
 from ckpt.format.messages.asking import Ask
 from tests.aio.strangers import ASK_S, SAYINGS, Crowd, Where, flood
 from tests.e2e_remote.cluster import RemoteCluster
+from tests.landing import in_turn
 
 PROMISED_S = 2.0
 """A client with the secret is in after at most that, on a machine that does nothing else."""
@@ -55,7 +56,7 @@ def goes_through(cluster: RemoteCluster, run: str, ask_s: float = ASK_S) -> None
     assert np.array_equal(found["w"], state["w"])
 
 
-@pytest.mark.parametrize("saying", SAYINGS)
+@pytest.mark.parametrize("saying", in_turn([*SAYINGS], every=2))
 def test_status_save_and_load_go_through_beside_crowds_everywhere(
     cluster: RemoteCluster, saying: str
 ) -> None:
@@ -74,7 +75,7 @@ def test_status_save_and_load_go_through_beside_a_flood(cluster: RemoteCluster) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("many_descriptors")
-@pytest.mark.parametrize("saying", SAYINGS)
+@pytest.mark.parametrize("saying", in_turn([*SAYINGS], every=2, first=1))
 def test_ten_thousand_strangers_shut_nobody_out(cluster: RemoteCluster, saying: str) -> None:
     for daemon in (cluster.coordinator, cluster.targets["h0d0"]):
         with Crowd(where(daemon.address), LARGE_CROWD, SAYINGS[saying], returning=False) as crowd:

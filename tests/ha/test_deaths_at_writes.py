@@ -23,10 +23,12 @@ from tests.ha.clusters import SEVEN, SharedCluster
 from tests.ha.members import Etcd
 from tests.ha.places import Prefix, asked, names_in, no_fault, pairs_in, proxied
 from tests.ha.writes import TRANSACTION, Assassin, Kind
+from tests.landing import in_turn
 from tests.stores.proxy import Fault, Proxy
 from tests.waiting import ASKED_S, wait_until
 
 FAULTS = (Fault.CUT_BEFORE, Fault.CUT_AFTER)
+"""At each kind of write a landing has one of them, and the next landing the other."""
 AGAIN_S = 60.0
 """On a busy machine."""
 
@@ -108,7 +110,7 @@ def doomed(tmp_path_factory: pytest.TempPathFactory, etcd: Etcd) -> Iterator[Doo
         yield Doomed(proxy, cluster, stack.enter_context(launched(cluster.url, 4, "start")))
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", in_turn(FAULTS, every=2), ids=lambda fault: fault.name)
 def test_a_job_goes_on_when_the_leader_dies_at_a_write_of_a_save_or_a_load(
     doomed: Doomed, fault: Fault
 ) -> None:
@@ -128,7 +130,7 @@ def test_a_job_goes_on_when_the_leader_dies_at_a_write_of_a_save_or_a_load(
 
 @pytest.mark.parametrize(
     ("fault", "target"),
-    list(zip(FAULTS, ("h3d1", "h4d0"), strict=True)),
+    in_turn([*zip(FAULTS, ("h3d1", "h4d0"), strict=True)], every=2, first=1),
     ids=["CUT_BEFORE", "CUT_AFTER"],
 )
 def test_what_somebody_says_is_done_once_when_the_leader_dies_at_its_write(
@@ -153,7 +155,7 @@ def test_what_somebody_says_is_done_once_when_the_leader_dies_at_its_write(
     doomed.load(run, 3)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", in_turn(FAULTS, every=2, first=1), ids=lambda fault: fault.name)
 def test_ranks_without_a_key_are_of_one_launch_when_the_leader_dies_as_it_lets_them_in(
     doomed: Doomed, fault: Fault
 ) -> None:
@@ -169,7 +171,7 @@ def test_ranks_without_a_key_are_of_one_launch_when_the_leader_dies_as_it_lets_t
     assert sorted(int(name[4]) for name in of_run) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", in_turn(FAULTS, every=2), ids=lambda fault: fault.name)
 def test_all_ranks_hear_that_a_save_was_aborted_when_the_leader_dies_as_it_writes_that(
     doomed: Doomed, fault: Fault
 ) -> None:
@@ -193,7 +195,7 @@ def test_all_ranks_hear_that_a_save_was_aborted_when_the_leader_dies_as_it_write
         assert answer["equal"]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", in_turn(FAULTS, every=2, first=1), ids=lambda fault: fault.name)
 def test_a_store_is_drained_to_when_the_leader_dies_as_it_notes_the_store_and_what_it_holds(
     doomed: Doomed, fault: Fault, tmp_path: Path
 ) -> None:
@@ -230,7 +232,7 @@ def test_a_store_is_drained_to_when_the_leader_dies_as_it_notes_the_store_and_wh
     assert marks() == 2
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", in_turn(FAULTS, every=2), ids=lambda fault: fault.name)
 def test_columns_have_moved_once_when_the_leader_dies_as_it_writes_where_to(
     doomed: Doomed, fault: Fault
 ) -> None:

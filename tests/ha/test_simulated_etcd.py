@@ -31,6 +31,7 @@ from ckptd.catalog.etcd.words import (
     encode,
 )
 from tests.ha.members import Etcd, Member
+from tests.landing import in_turn
 from tests.sim.leading.store import EtcdStore
 
 KEYS = tuple(f"sim:{name}".encode() for name in ("a", "b", "b/1", "b/2", "c"))
@@ -203,7 +204,7 @@ def _asked(rng: random.Random, both: Both) -> tuple[str, Struct, type[Struct]]:
     return "/v3/kv/txn", Transaction(compare, done, else_done), TransactionDone
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", in_turn(range(4), every=4))
 def test_both_say_the_same(etcd: Etcd, seed: int) -> None:
     (member,) = etcd.members
     rng, both = random.Random(seed), Both(member)

@@ -17,6 +17,7 @@ from tests.ha.members import Etcd, Member
 from tests.ha.places import Prefix
 from tests.ha.test_mistakes import OLD, said, sharing
 from tests.ha.test_takeovers import RUN, WAIT_S, check_loads, state
+from tests.landing import in_turn
 from tests.waiting import ASKED_S, wait_until
 
 
@@ -39,8 +40,11 @@ def put_back(member: Member, copy: Path) -> None:
     member.wait_up()
 
 
-@pytest.mark.parametrize("runs", [True, False], ids=["running", "ended"])
-@pytest.mark.parametrize("saves", [True, False], ids=["saving", "idle"])
+@pytest.mark.parametrize(
+    ("runs", "saves"),
+    in_turn([(True, True), (True, False), (False, False), (False, True)], every=2),
+    ids=["running-saving", "running-idle", "ended-idle", "ended-saving"],
+)
 def test_what_was_saved_after_the_snapshot_is_brought_by_the_targets(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.ha import commit_times, takeover_times
+from tests.landing import in_turn
 from tests.pages import ROOT
 
 LINE = r"usual \d+\.\d+ s; (\w+): median \d+\.\d+ s, worst \d+\.\d+ s of 1; terms begun: \d+\n"
@@ -22,7 +23,7 @@ def said(module: str, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
-@pytest.mark.parametrize("how", ["kill", "end", "stop", "member"])
+@pytest.mark.parametrize("how", in_turn(["kill", "end", "stop", "member"], every=2))
 def test_a_takeover_is_timed(how: str) -> None:
     out = said("tests.ha.takeover_times", how)
     found = re.fullmatch(LINE, out)

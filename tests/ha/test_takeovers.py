@@ -16,6 +16,7 @@ from ckpt_client.cli.main import main
 from tests.ha.clusters import SharedCluster
 from tests.ha.members import Etcd
 from tests.ha.places import Prefix, names_in, pairs_in, value_of
+from tests.landing import in_turn
 from tests.waiting import ASKED_S, wait_until
 
 RUN = "llama/7b"
@@ -70,7 +71,9 @@ class Hangman(threading.Thread):
             self.error = error
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "number", in_turn([signal.SIGKILL, signal.SIGTERM], every=2), ids=lambda each: each.name
+)
 def test_a_job_saves_on_while_one_leader_after_the_other_ends(
     cluster: SharedCluster, number: signal.Signals
 ) -> None:

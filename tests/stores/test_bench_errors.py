@@ -9,22 +9,26 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.errors import CkptError, NotFound, Unauthorized, Unavailable
+from tests.landing import in_turn
 from tests.stores.benchkit import assert_nothing_left, ckptbench
 from tests.stores.gateway import S3, free_port
 from tests.stores.proxy import Fault, Proxy, Request
 
+HARMS = (
+    ("bucket", NotFound, "there is no such bucket; create it, or see the store's URL"),
+    ("secret", Unauthorized, "SignatureDoesNotMatch; see the store's credentials"),
+    ("down", Unavailable, "see whether the store answers"),
+)
+JOBS = ("drain.fio", "fetch.fio")
 
-@pytest.mark.parametrize("job", ["drain.fio", "fetch.fio"])
+
 @pytest.mark.parametrize(
-    ("harm", "error", "text"),
-    [
-        ("bucket", NotFound, "there is no such bucket; create it, or see the store's URL"),
-        ("secret", Unauthorized, "SignatureDoesNotMatch; see the store's credentials"),
-        ("down", Unavailable, "see whether the store answers"),
-    ],
+    ("harm", "error", "text", "job"),
+    # Each landing has all harms, and both jobs.
+    in_turn([(*harm, JOBS[(n + turn) % 2]) for n, harm in enumerate(HARMS) for turn in (0, 1)], 2),
 )
 def test_a_store_that_cannot_be_used_is_named_before_anything_is_started(
-    s3: S3, bucket: str, place: Path, job: str, harm: str, error: type[CkptError], text: str
+    s3: S3, bucket: str, place: Path, harm: str, error: type[CkptError], text: str, job: str
 ) -> None:
     reached = {"secret": S3(s3.port, s3.access_key, "wrong"), "down": s3.at(free_port())}
     durable = f"s3://{'nowhere' if harm == 'bucket' else bucket}/bench"

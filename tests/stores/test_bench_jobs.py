@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.landing import in_turn
 from tests.stores.benchkit import assert_nothing_left, ckptbench
 from tests.stores.gateway import S3
 
@@ -15,13 +16,16 @@ DRAINS = [["save", "drain"], ["save", "drain"]]
 
 @pytest.mark.parametrize(
     ("job", "scheme", "kinds"),
-    [
-        ("drain.fio", "s3", DRAINS),
-        ("drain.fio", "obstore+s3", DRAINS),
-        ("fetch.fio", "s3", [["fetch"], ["load"]]),
-        ("offload-s3.fio", "s3", [["save", "drain"], ["save"], ["load"], ["load"]]),
-        ("aside.fio", "s3", [["save", "aside"]]),
-    ],
+    in_turn(
+        [
+            ("drain.fio", "s3", DRAINS),
+            ("drain.fio", "obstore+s3", DRAINS),
+            ("fetch.fio", "s3", [["fetch"], ["load"]]),
+            ("offload-s3.fio", "s3", [["save", "drain"], ["save"], ["load"], ["load"]]),
+            ("aside.fio", "s3", [["save", "aside"]]),
+        ],
+        every=2,
+    ),
 )
 def test_the_job_files_run_against_it(
     s3: S3, bucket: str, place: Path, tmp_path: Path, job: str, scheme: str, kinds: list[list[str]]

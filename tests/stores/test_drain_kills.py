@@ -22,7 +22,7 @@ from tests.stores.gateway import S3
 from tests.stores.proxy import Fault, Proxy, Request
 from tests.waiting import wait_until
 
-KILLS = int(os.environ.get("CKPT_DRAIN_KILLS", "4"))
+KILLS = int(os.environ.get("CKPT_DRAIN_KILLS", "2"))
 """Seeds of `make test-stores`, others at each landing; `make soak` runs all the rest."""
 KILLS_SOAK = max(200, KILLS)
 END_TIMEOUT_S = 120.0

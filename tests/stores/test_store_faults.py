@@ -23,6 +23,7 @@ from ckpt.objects.sinks.s3_upload import PART_BYTES
 from ckpt.objects.sinks.sink import Sink, create_once
 from ckpt.objects.sinks.stores import open_sink
 from ckpt.objects.writer import WriteLimits, write_checkpoint
+from tests.landing import in_turn
 from tests.objects.sources import HEADER, MemorySource, random_bits
 from tests.stores.gateway import S3
 from tests.stores.proxy import Fault, Proxy, Request
@@ -71,7 +72,7 @@ def source() -> MemorySource:
     return MemorySource({"w": random_bits("<f4", (5000, 2001)), "small": np.arange(9)})
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", in_turn(range(3), every=3))
 def test_a_store_that_fails_often_holds_the_checkpoint_once_and_whole(
     open_at: Open, direct: Sink, proxy: Proxy, seed: int
 ) -> None:
@@ -104,7 +105,9 @@ def assert_once_and_whole(direct: Sink) -> None:
     assert direct.pending_uploads("") == []
 
 
-@pytest.mark.parametrize("fault", [Fault.CUT_AFTER, Fault.CONFLICT, Fault.STALL, Fault.INTERNAL])
+@pytest.mark.parametrize(
+    "fault", in_turn([Fault.CUT_AFTER, Fault.CONFLICT, Fault.STALL, Fault.INTERNAL], every=2)
+)
 def test_the_markers_lost_answer_is_looked_up(
     open_at: Open, direct: Sink, proxy: Proxy, fault: Fault
 ) -> None:
