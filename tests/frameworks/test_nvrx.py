@@ -29,6 +29,7 @@ from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.base_manager import
 )
 
 from ckpt_torch.nvrx import CkptCheckpointManager
+from tests.landing import at_turn
 
 
 class CpuState(BasicTensorAwareStateDict):
@@ -125,6 +126,7 @@ def test_a_step_that_is_gone_is_the_packages_error(cluster: str) -> None:
         ours._load((3, 0, ""))
 
 
+@at_turn(1, every=2)
 def test_the_example_goes_on_where_it_was_interrupted(cluster: str, warm: Warm) -> None:
     script = "nvrx_local.py"
     calm = run_example(script, cluster, "nvrx/calm", 6, ranks=2, warm=first_start(script, warm))

@@ -18,6 +18,7 @@ import ckpt
 from ckpt_client.save.staged import stagings_under_way
 from tests.frameworks.device.emulated import NAME, Emulated
 from tests.frameworks.test_overlap import WAIT_S, State, begin, change, check_loads
+from tests.landing import examples
 
 FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "whole": lambda tensor: tensor,
@@ -143,7 +144,9 @@ def store(cluster: str, device: Emulated) -> Iterator[ckpt.Store]:
 
 
 @settings(
-    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True
+    max_examples=examples(80),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    print_blob=True,
 )
 @given(states, st.lists(rounds, min_size=1, max_size=4))
 def test_what_is_committed_is_the_state_at_its_call(

@@ -1,7 +1,8 @@
 """Every script of docs/examples, run as its first lines say: without a break and with one.
 
-At its turn a script's run without a break is the command as a user types it. Other runs start
-warm: the same script in a process of its own, without seconds of imports.
+Each has its turn at one of two landings; the adapters that they use are tested at each. Within it,
+at one of three, its run without a break is the command as a user types it. Other runs start warm:
+the same script in a process of its own, without seconds of imports.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 
 from tests.frameworks.test_torch_restarts import TORCHRUN, under_torchrun
 from tests.frameworks.warm import Warm
-from tests.landing import has_turn
+from tests.landing import at_turn, has_turn, in_turn
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 RUN_TIMEOUT_S = 280.0
@@ -77,12 +78,15 @@ def first_start(script: str, warm: Warm | None) -> Warm | None:
 
 @pytest.mark.parametrize(
     ("script", "stop", "end"),
-    [
-        ("jax_fit.py", 2, 6),
-        ("lightning_fit.py", 3, 6),
-        ("torch_checkpointing_fit.py", 3, 6),
-        ("transformers_trainer.py", 4, 8),
-    ],
+    in_turn(
+        [
+            ("jax_fit.py", 2, 6),
+            ("lightning_fit.py", 3, 6),
+            ("torch_checkpointing_fit.py", 3, 6),
+            ("transformers_trainer.py", 4, 8),
+        ],
+        every=2,
+    ),
 )
 def test_an_interrupted_run_learns_the_same_bits(
     cluster: str, warm: Warm, script: str, stop: int, end: int
@@ -97,7 +101,7 @@ def test_an_interrupted_run_learns_the_same_bits(
 
 @pytest.mark.parametrize(
     ("script", "more"),
-    [("torch_dcp.py", ()), ("lightning_fit.py", ("--sharded", "--devices", "2"))],
+    in_turn([("lightning_fit.py", ("--sharded", "--devices", "2")), ("torch_dcp.py", ())], every=2),
 )
 def test_a_sharded_run_goes_on_where_it_was_interrupted(
     cluster: str, warm: Warm, script: str, more: tuple[str, ...]
@@ -111,6 +115,7 @@ def test_a_sharded_run_goes_on_where_it_was_interrupted(
     assert second == ("3", "6", calm[2])
 
 
+@at_turn(0, every=2)
 def test_accelerate_goes_on_with_its_weights_from_the_store(
     cluster: str, warm: Warm, tmp_path: Path
 ) -> None:
