@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import os
+import shlex
 import signal
 import socket
 import sqlite3
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -29,6 +31,11 @@ from ckpt.protocol.coordinator.image import CatalogRow
 from ckpt.protocol.handshake import Caller
 from ckpt.testing.catalog_entries import checkpoint
 from ckptd.catalog import checkpoint_tables
+from ckptd.catalog.sqlite import SqliteCatalog
+from ckptd.coordinator.alone import Alone
+from ckptd.coordinator.config import CoordinatorConfig
+from ckptd.coordinator.front import listening
+from ckptd.coordinator.shell import CoordinatorShell
 from ckptd.http.client import HttpAsker
 from tests.reference.metrics import not_on_the_page
 
@@ -193,7 +200,6 @@ def test_an_entry_of_the_catalog_that_cannot_be_read_is_named_with_the_command(
 
 
 def test_options_that_cannot_be_are_refused() -> None:
-    from ckptd.coordinator.config import CoordinatorConfig
 
     with pytest.raises(Refused):
         CoordinatorConfig(Path("d"), listen="nowhere")
@@ -206,7 +212,6 @@ def test_options_that_cannot_be_are_refused() -> None:
 @pytest.mark.parametrize("host", ["http://b", "b:7070", "a,b", "[::1]", "b c", "b/"])
 def test_what_others_cannot_dial_is_not_advertised(host: str) -> None:
     """All the others would send whoever comes to it there."""
-    from ckptd.coordinator.config import CoordinatorConfig
 
     with pytest.raises(Refused, match="without a port"):
         CoordinatorConfig(Path("d"), advertise=host)
@@ -215,23 +220,59 @@ def test_what_others_cannot_dial_is_not_advertised(host: str) -> None:
 
 
 def test_an_ipv6_address_is_said_as_others_dial_it(tmp_path: Path) -> None:
-    from ckptd.coordinator.config import CoordinatorConfig
-    from ckptd.coordinator.front import listening
+    """That of the page as well: `http://::1:7080` is no URL."""
 
     if not socket.has_dualstack_ipv6():
         pytest.skip("this host has no IPv6")
-    config = CoordinatorConfig(tmp_path, listen="[::1]:0")
+    config = CoordinatorConfig(tmp_path, listen="[::1]:0", http="[::1]:0")
 
     async def said() -> str:
         async with listening(config, bytes(32), "c") as front:
-            return f"{front.view.address} {front.server.port}"
+            return f"{front.view.address} {front.server.port} {front.view.http}"
 
-    address, port = asyncio.run(said()).split()
+    address, port, http = asyncio.run(said()).split()
     assert address == f"[::1]:{port}"
+    assert urlsplit(f"http://{http}/").hostname == "::1"
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "others", "named"),
+    [
+        ("0.0.0.0:0", "", (), f"{socket.gethostname()}:PORT"),
+        ("0.0.0.0:0", "n1.rack", (), "n1.rack:PORT"),
+        ("127.0.0.1:0", "fd00::1", (), "[fd00::1]:PORT"),
+        ("127.0.0.1:0", "", ("[fd00::1]:7070", "n2:7070"), "[fd00::1]:7070,n2:7070"),
+    ],
+)
+def test_a_command_for_another_host_names_coordinators_as_it_reaches_them(
+    tmp_path: Path, listen: str, advertise: str, others: tuple[str, ...], named: str
+) -> None:
+    """0.0.0.0 is that host itself; a target that is given one of three ends with that one; and a
+    shell looks for files where brackets are not quoted.
+    """
+    config = CoordinatorConfig(tmp_path, listen=listen, advertise=advertise)
+
+    async def said() -> tuple[str, int]:
+        catalog = SqliteCatalog.open(tmp_path, None, "c1")
+        shell = CoordinatorShell(
+            config.policy("c1"), catalog, tmp_path, SECRET, lambda *_: None, pytest.fail
+        )
+        async with listening(config, SECRET, "c1") as front:
+            front.people = Alone(front, "", 1)
+            front.lead(shell, others)
+            checks = json.loads(shell.answer("status", None, None))["checks"]
+            (found,) = (each for each in checks if each["name"] == "TOO_FEW_TARGETS")
+            front.retire()
+            await catalog.close()
+            return str(found["command"]), front.server.port
+
+    command, port = asyncio.run(said())
+    assert command.count("[") == command.count("'[")
+    words = shlex.split(command)
+    assert words[words.index("--coordinator") + 1] == named.replace("PORT", str(port))
 
 
 def test_its_options_are_what_the_machine_goes_by() -> None:
-    from ckptd.coordinator.config import CoordinatorConfig
 
     policy = CoordinatorConfig(Path("d"), orphan_grace_s=5, spare_count=2, keep=3).policy("c")
     assert (policy.orphan_grace_us, policy.spare_count, policy.keep) == (5_000_000, 2, 3)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ckpt.base.shell_words import at_host
+from ckpt.base.shell_words import at_host, quoted
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.repairs import SetRepair
 from ckpt.protocol.coordinator.reading.checks import WORKER_HEARD_S
@@ -26,7 +26,7 @@ def advice(bench: Bench, name: str) -> tuple[str, str]:
 def repair_command(bench: Bench) -> str:
     view = bench.ask("status")
     assert isinstance(view, dict)
-    return f"ckptd repair --coordinator {view['coordinator']['address']}"
+    return f"ckptd repair --coordinator {quoted(view['coordinator']['address'])}"
 
 
 def test_a_target_is_started_by_its_name_and_at_its_address() -> None:

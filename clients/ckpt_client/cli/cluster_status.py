@@ -205,7 +205,7 @@ def _status(
 def _reached(http: str, address: str) -> str:
     """Bound to every address of its host, it is where the coordinator is."""
     host, _, port = http.rpartition(":")
-    return f"{address.rpartition(':')[0]}:{port}" if host in ("0.0.0.0", "::") else http
+    return f"{address.rpartition(':')[0]}:{port}" if host in ("0.0.0.0", "::", "[::]") else http
 
 
 def _target(view: TargetView, pid: int | None, *, held: bool) -> TargetStatus:

@@ -17,6 +17,7 @@ import msgspec
 
 from ckpt.aio.net.bulk import Bulk
 from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unavailable
+from ckpt.base.shell_words import quoted
 from ckpt.format.messages import Message
 from ckpt.format.messages.asking import Answer, Ask, StepDown, SteppedDown
 from ckpt.format.messages.hello import Failed
@@ -189,7 +190,7 @@ class Colleagues:
                     "NO_STANDBY",
                     f"coordinator {self._roll.id} is the only one",
                     "start another one on another host: ckptd coordinator --catalog"
-                    f" {self._client.url} --id NAME",
+                    f" {quoted(self._client.url.text)} --id NAME",
                 )
             )
         worst_s = self._space.times.percentile(99)

@@ -82,12 +82,14 @@ class People(Protocol):
 
 
 class Front:
-    """I am the handler of the port and of the page. `server` and `view` are set before anybody can
-    come, `people` before I lead.
+    """I am the handler of the port and of the page. `server`, `view` and `bound` are set before
+    anybody can come, `people` before I lead.
     """
 
     server: Server
     view: CoordinatorView
+    bound: str
+    """HOST:PORT at which I listen."""
 
     def __init__(self, cluster: str) -> None:
         self.leader = ""
@@ -259,8 +261,9 @@ async def listening(config: CoordinatorConfig, secret: bytes, cluster: str) -> A
     )  # fmt: skip
     plane = served(config.http, front, answers=front, secret=secret, directory=config.directory)
     try:
-        view = CoordinatorView(str(TcpAddress(host, server.port)), os.getpid(), wire=config.wire)
+        view = CoordinatorView(reached_at(config, server.port), os.getpid(), wire=config.wire)
         front.view = view
+        front.bound = str(TcpAddress(host, server.port))
         async with plane as http:
             front.view = replaced(view, http=http)
             yield front
@@ -280,7 +283,7 @@ def reached_at(config: CoordinatorConfig, port: int) -> str:
 def say_ready(front: Front, **more: object) -> None:
     """The ready line, on standard output."""
     view, identity = front.view, front.server.identity
-    ready: dict[str, object] = {"ready": "coordinator", "address": view.address, "pid": view.pid}
+    ready: dict[str, object] = {"ready": "coordinator", "address": front.bound, "pid": view.pid}
     ready |= {"cluster": identity.cluster, "boot": f"{identity.boot:016x}", **more}
     ready |= {"http": view.http} if view.http else {}
     write_ready_line(ready)

@@ -119,6 +119,7 @@ class CoordinatorShell:
         self._hasten = hasten
         self._door = DoorWatch(server, self._report)
         self.machine.views.coordinator = view
+        self.machine.views.all_coordinators = lambda: server.identity.coordinators
         self.machine.upgrading.colleagues = colleagues
         self.machine.views.own_checks = lambda: (*self._own_checks(), *checks())
         self._catalog.start(self.durable, self.failed)

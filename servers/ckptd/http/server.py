@@ -36,6 +36,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ckpt.aio.clock import now_us
+from ckpt.aio.net.address import TcpAddress
 from ckpt.aio.net.serving.accepting import Door
 from ckpt.aio.net.serving.seats import BACKLOG
 from ckpt.base.errors import CkptError, Refused, Unavailable
@@ -163,8 +164,8 @@ class HttpPlane:
             raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from None
         self._door = Door(self, SEATS_MAX, _RESERVE_COUNT)
         self._door.add(listener)
-        bound = listener.getsockname()
-        return f"{bound[0]}:{bound[1]}"
+        where, port = listener.getsockname()[:2]
+        return str(TcpAddress(where, port))
 
     async def close(self) -> None:
         """Stop listening, end every connection."""

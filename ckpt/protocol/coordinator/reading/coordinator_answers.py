@@ -13,6 +13,7 @@ class CoordinatorView(Struct, frozen=True):
     """Who answers; its shell says so at start."""
 
     address: str = ""
+    """HOST:PORT at which other hosts reach it."""
     pid: int = 0
     http: str = ""
     """HOST:PORT of its page and metrics, as it is bound; empty without one."""

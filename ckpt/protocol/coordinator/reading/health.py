@@ -87,7 +87,7 @@ class Health:
         return self._vouching.problem()
 
     def checks(self, stores: Sequence[StoreStatus], address: str, now_us: int) -> Iterator[Check]:
-        """All checks that stand now. `address`: of this coordinator, for commands."""
+        """All checks that stand now. `address`: of the coordinators, as a word of a command."""
         yield from self._catalog(address)
         away = [t for t in self._members.all() if t.state is TargetState.DOWN]
         down = [target for target in away if target.standing is not TargetStanding.OUT]

@@ -11,6 +11,7 @@ import msgspec
 
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
+from ckpt.base.shell_words import quoted
 from ckpt.base.units import US_PER_S
 from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.keeping import ALL_STAYS, Retention, check_retention
@@ -83,6 +84,8 @@ class Views:
         self.coordinator = CoordinatorView()
         self.own_checks: Callable[[], tuple[Check, ...]] = tuple
         """What the coordinator's shell says of its own process."""
+        self.all_coordinators: Callable[[], tuple[str, ...]] = tuple
+        """HOST:PORT of each of several; empty: there is no other one."""
 
     def stores(self) -> tuple[StoreStatus, ...]:
         """The object stores, and how far they are."""
@@ -142,7 +145,9 @@ class Views:
     def status(self) -> StatusView:
         stores = self.stores()
         own = self.own_checks()
-        found = self._health.checks(stores, self.coordinator.address, self._desk.now_us)
+        # Whoever is given one alone does not come back when that one is gone.
+        dialed = quoted(",".join(self.all_coordinators() or (self.coordinator.address,)))
+        found = self._health.checks(stores, dialed, self._desk.now_us)
         checks = (*own, *found)
         worst = {check.severity for check in checks}
         health = "HEALTH_ERR" if "error" in worst else "HEALTH_WARN" if worst else "HEALTH_OK"

@@ -38,6 +38,7 @@ from msgspec.structs import asdict
 from ckpt.aio.local_targets import leave_place
 from ckpt.base.errors import Busy, CkptError, Refused, Unavailable
 from ckpt.base.ids import TargetId
+from ckpt.base.shell_words import quoted
 from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt.format.messages.asking import TargetChanged
 from ckpt.format.messages.balancing import DeviceShare
@@ -371,7 +372,7 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
         raise Refused(
             f"{url.address} is no cluster of this machine: its targets are started where they are",
             hint=f"on the storage node: ckptd target --id ID --directory DIR"
-            f" --coordinator {url.address} --domain POWER/RACK/HOST/DEVICE",
+            f" --coordinator {quoted(url.address)} --domain POWER/RACK/HOST/DEVICE",
         )
     directory = Path(url.directory)
     made = read_made(directory)
