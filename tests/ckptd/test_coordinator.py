@@ -28,6 +28,8 @@ from ckpt.format.messages.hello import Role
 from ckpt.format.messages.targets import RegisterTarget
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.image import CatalogRow
+from ckpt.protocol.coordinator.reading.answers import Check
+from ckpt.protocol.coordinator.reading.checks import check
 from ckpt.protocol.handshake import Caller
 from ckpt.testing.catalog_entries import checkpoint
 from ckptd.catalog import checkpoint_tables
@@ -270,6 +272,24 @@ def test_a_command_for_another_host_names_coordinators_as_it_reaches_them(
     assert command.count("[") == command.count("'[")
     words = shlex.split(command)
     assert words[words.index("--coordinator") + 1] == named.replace("PORT", str(port))
+
+
+def test_who_stands_by_says_in_its_metrics_what_stands_while_nobody_can_lead(
+    tmp_path: Path,
+) -> None:
+    class People(Alone):
+        def checks(self) -> tuple[Check, ...]:
+            return (check("CATALOG_NO_QUORUM", "e1 is silent", "start it"),)
+
+    async def said(why: str) -> str:
+        async with listening(CoordinatorConfig(tmp_path, listen="127.0.0.1:0"), SECRET, "c1") as it:
+            it.people = People(it, "", 1)
+            it.reception.why = why
+            return it.metrics()
+
+    stands = 'ckpt_health_check{check="CATALOG_NO_QUORUM",severity="error"} 1'
+    assert stands in asyncio.run(said("e1 is silent")).splitlines()
+    assert "ckpt_health_check" not in asyncio.run(said("")), "the leader says it"
 
 
 def test_its_options_are_what_the_machine_goes_by() -> None:

@@ -18,9 +18,8 @@ from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.catalog import TargetSeen
 from ckpt.protocol.coordinator.image import CatalogImage
 from ckpt.protocol.coordinator.machine import CoordinatorMachine, CoordinatorPolicy
-from ckpt.protocol.coordinator.stores import (
-    StoreRow,
-)
+from ckpt.protocol.coordinator.reading.checks import BY_COMMANDS, CHECKS
+from ckpt.protocol.coordinator.stores import StoreRow
 from ckpt.protocol.target.counters import Counters
 from ckptd.coordinator.metrics import CommitStatistics, coordinator_families
 from ckptd.http.exposition import Family, Histogram, Kind, render
@@ -173,6 +172,20 @@ def sample(bench: Bench, name: str) -> float | None:
     lines = (line.rsplit(" ", 1) for line in told(bench.machine).splitlines())
     found = [float(value) for known, value in lines if known == name]
     return found[0] if found else None
+
+
+def test_each_check_that_a_coordinator_makes_is_a_sample_and_one_while_it_stands() -> None:
+    bench = Bench(6, "2+2")
+    down = 'ckpt_health_check{check="TARGET_DOWN",severity="warning"}'
+    assert sample(bench, down) == 0
+    bench.stop(TargetId("t0"))
+    assert sample(bench, down) == 1
+    lines = [line for line in told(bench.machine).splitlines() if line.startswith("ckpt_health_c")]
+    assert len(lines) == len(CHECKS) - len(BY_COMMANDS)
+    stand = {line.split('"')[1] for line in lines if line.endswith(" 1")}
+    assert stand == {each.name for each in bench.machine.views.status().checks}
+    bench.start(TargetId("t0"))
+    assert sample(bench, down) == 0
 
 
 def test_how_much_the_weakest_checkpoint_survives_and_how_many_are_degraded() -> None:

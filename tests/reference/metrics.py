@@ -26,8 +26,8 @@ from tests.protocol.coordinating import Bench
 from tests.reference.blocks import table
 
 _HEAD: Final = ("metric", "type, unit", "labels", "meaning")
-_OPEN: Final = ("target", "run", "store", "device")
-"""Labels that a cluster gives their values."""
+_OPEN: Final = ("target", "run", "store", "device", "check")
+"""Labels that a cluster gives their values, and one whose values have a page of their own."""
 _UNITS: Final = (
     ("_timestamp_seconds", "Unix time"),
     ("_bytes_per_second", "bytes/s"),

@@ -41,6 +41,7 @@ from ckpt.protocol.handshake import Established, Identity
 from ckpt.protocol.resting import REST_US
 from ckptd import config as options
 from ckptd.coordinator.config import CoordinatorConfig
+from ckptd.coordinator.metrics import health_family
 from ckptd.coordinator.reception import Reception
 from ckptd.coordinator.shell import CoordinatorShell
 from ckptd.http.exposition import Family, render
@@ -233,9 +234,15 @@ class Front:
 
     def metrics(self) -> str:
         """Prometheus text."""
-        shell = self._shell
-        own = [build_info(release())] if shell is None else shell.families()
-        return render((*own, *(() if self.people is None else self.people.families())))
+        shell, people = self._shell, self.people
+        own = self._families_without_term() if shell is None else shell.families()
+        return render((*own, *(() if people is None else people.families())))
+
+    def _families_without_term(self) -> Iterator[Family]:
+        """Who stands by leaves the checks to the leader, and says them while nobody can lead."""
+        yield build_info(release())
+        if self.reception.why:
+            yield health_family(self.known_people.checks())
 
     def is_ready(self) -> bool:
         """It leads, its catalog takes entries and its targets vouch for it."""

@@ -1,7 +1,7 @@
 """What does a coordinator tell Prometheus? Names, kinds and meanings, in one table of functions.
 
-Labels are few on purpose: target, role, state, run, store. Ranks, steps and generations are in the
-JSON.
+Labels are few on purpose: target, role, state, run, store, check. Ranks, steps and generations are
+in the JSON.
 `ckpt_last_commit_timestamp_seconds` is the one number to page for.
 """
 
@@ -23,9 +23,11 @@ from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheck
 from ckpt.protocol.coordinator.keeping.draining import DrainQueue
 from ckpt.protocol.coordinator.keeping.evicting import Evictor
 from ckpt.protocol.coordinator.machine import CoordinatorMachine
-from ckpt.protocol.coordinator.reading.answers import StoreStatus
+from ckpt.protocol.coordinator.reading.answers import Check, StoreStatus
+from ckpt.protocol.coordinator.reading.checks import BY_COMMANDS, CHECKS
 from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt.protocol.coordinator.reading.stored import STORED, state_text
+from ckpt.protocol.coordinator.repairing.survey import Survey
 from ckptd.http.exposition import Family, Histogram, Kind
 from ckptd.target.metrics import add_device, build_info, device_families, family_of_counter
 
@@ -69,7 +71,9 @@ def coordinator_families(
     pressure: Pressure,
 ) -> Iterator[Family]:
     """All there are, from memory; one without a sample as well."""
+    survey = machine.views.survey()
     yield build_info(version)
+    yield health_family(machine.views.checks(stores, survey))
     yield from _cluster(machine.members, sessions, tickets_waiting)
     yield Family(
         "ckpt_catalog_full",
@@ -78,12 +82,26 @@ def coordinator_families(
     ).add(int(catalog_full))
     yield from _commits(statistics)
     yield from _runs(machine.checkpoints, machine.drains)
-    yield from _survival(machine.checkpoints)
+    yield from _survival(survey)
     yield from _targets(machine.members)
     yield from _drains(stores)
     yield from _repairs(machine.views.repair())
     yield from _evictions(machine.evictor)
     yield from _door(pressure)
+
+
+def health_family(standing: Sequence[Check]) -> Family:
+    """The checks that a coordinator can make, with those that stand now."""
+    family = Family(
+        "ckpt_health_check",
+        Kind.GAUGE,
+        "1 while this check of `ckpt status` stands, else 0.",
+    )
+    names = {each.name for each in standing}
+    for name, kind in CHECKS.items():
+        if name not in BY_COMMANDS:
+            family.add(int(name in names), check=name, severity=kind.severity)
+    return family
 
 
 def leading_families(
@@ -186,7 +204,7 @@ def _runs(checkpoints: Checkpoints, drains: DrainQueue) -> Iterator[Family]:
     yield from (steps, times)
 
 
-def _survival(checkpoints: Checkpoints) -> Iterator[Family]:
+def _survival(survey: Survey) -> Iterator[Family]:
     degraded = Family(
         "ckpt_checkpoints_degraded",
         Kind.GAUGE,
@@ -199,19 +217,9 @@ def _survival(checkpoints: Checkpoints) -> Iterator[Family]:
         "How many more targets, whichever they are, can be lost while every committed checkpoint "
         "stays readable from the tier; -1: one is unreadable now; absent without checkpoints.",
     )
-    committed = [
-        one
-        for one in checkpoints.all()
-        if one.state is RowState.COMMITTED and not checkpoints.is_about_to_be_placed(one)
-    ]
-    counts = checkpoints.document_counts()
-    found = [
-        (checkpoints.redundancy(one), checkpoints.documents_missing(one, counts))
-        for one in committed
-    ]
-    degraded.add(sum(bool(now.columns_missing or lacking) for now, lacking in found))
-    if found:
-        least.add(max(-1, min(now.targets for now, _ in found)))
+    degraded.add(len(survey.degraded) + len(survey.unreadable))
+    if survey.survivable_min is not None:
+        least.add(max(-1, survey.survivable_min))
     yield from (degraded, least)
 
 

@@ -380,6 +380,10 @@ CHECKS: Final[Mapping[str, CheckKind]] = {
 }
 
 
+BY_COMMANDS: Final = frozenset({"NOT_RUNNING", "COORDINATOR_DOWN", "CATALOG_CORRUPT"})
+"""What no coordinator says of itself: commands find it where none answers."""
+
+
 def check(
     name: str, message: str, remedy: str, command: str = "", targets: Sequence[str] = ()
 ) -> Check:

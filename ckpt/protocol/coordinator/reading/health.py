@@ -45,6 +45,7 @@ from ckpt.protocol.coordinator.reading.drain_views import drain_checks
 from ckpt.protocol.coordinator.reading.repair_views import repaired, unserved_moves, worker
 from ckpt.protocol.coordinator.reading.scrub_views import late_check
 from ckpt.protocol.coordinator.reading.stored import stores_alone
+from ckpt.protocol.coordinator.repairing.survey import Survey
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
 
 START_THEM = "start them on their hosts; where one runs, its log says why it is not here"
@@ -86,7 +87,9 @@ class Health:
         """Why nobody is served now; None while requests are served."""
         return self._vouching.problem()
 
-    def checks(self, stores: Sequence[StoreStatus], address: str, now_us: int) -> Iterator[Check]:
+    def checks(
+        self, stores: Sequence[StoreStatus], survey: Survey, address: str, now_us: int
+    ) -> Iterator[Check]:
         """All checks that stand now. `address`: of the coordinators, as a word of a command."""
         yield from self._catalog(address)
         away = [t for t in self._members.all() if t.state is TargetState.DOWN]
@@ -108,7 +111,7 @@ class Health:
         yield from map(_full_check, full)
         yield from self._filling(address)
         yield from self._lost()
-        yield from self._redundancy(address, now_us)
+        yield from self._redundancy(survey, address, now_us)
         yield from self._paused()
         yield from self._moves(address)
         yield from self._unfinished()
@@ -253,24 +256,8 @@ class Health:
             remedy = "no object store is known that has it: let it go"
             yield check("CHECKPOINT_LOST", text, remedy, f"ckpt rm {_step(lost[-1])}")
 
-    def _redundancy(self, address: str, now_us: int) -> Iterator[Check]:
-        unreadable: list[KeptCheckpoint] = []
-        degraded: list[KeptCheckpoint] = []
-        columns = documents = 0
-        counts = self._checkpoints.document_counts()
-        for checkpoint in self._checkpoints.all():
-            if checkpoint.state is not RowState.COMMITTED:
-                continue
-            if self._checkpoints.is_about_to_be_placed(checkpoint):
-                continue
-            now = self._checkpoints.redundancy(checkpoint)
-            lacking = self._checkpoints.documents_missing(checkpoint, counts)
-            if now.targets < 0:
-                unreadable.append(checkpoint)
-            elif now.columns_missing or lacking:
-                degraded.append(checkpoint)
-                columns += now.columns_missing
-                documents += lacking
+    def _redundancy(self, survey: Survey, address: str, now_us: int) -> Iterator[Check]:
+        unreadable, degraded = survey.unreadable, survey.degraded
         if unreadable:
             text = f"{checkpoints(unreadable, 'is', 'are')} out of reach: {_some(unreadable)}"
             remedy = "their columns are not on their targets, which are up: see what is left"
@@ -279,7 +266,9 @@ class Health:
                 "CHECKPOINT_UNREACHABLE", text, unreadable, address, remedy, command
             )
         if degraded:
-            lack = f"less redundancy ({_missing(columns, documents)}): {_some(degraded)}"
+            columns = survey.columns_missing
+            missing = _missing(columns, survey.documents_missing)
+            lack = f"less redundancy ({missing}): {_some(degraded)}"
             text = f"{checkpoints(degraded, 'has', 'have')} {lack}"
             text += self._waiting_text()
             remedy, command = repaired(self._repairs, columns > 0, address, now_us) or (

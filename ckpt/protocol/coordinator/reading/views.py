@@ -4,7 +4,7 @@ HTTP `/v1/…` and the CLI. Its records are those of answers.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import msgspec
@@ -50,6 +50,7 @@ from ckpt.protocol.coordinator.reading.repair_views import repair_view
 from ckpt.protocol.coordinator.reading.scrub_views import reading_view, scrub_view
 from ckpt.protocol.coordinator.reading.stored import loadable, state_text, stores_alone
 from ckpt.protocol.coordinator.reading.upgrade_view import upgrade_view
+from ckpt.protocol.coordinator.repairing.survey import Survey
 from ckpt.protocol.coordinator.repairing.tasks import Repairs
 from ckpt.protocol.coordinator.saving.attempts import Attempt
 from ckpt.protocol.coordinator.saving.context import SavingContext
@@ -142,13 +143,20 @@ class Views:
         """What lacks columns, and who makes them again."""
         return repair_view(self._repairs, self._members)
 
-    def status(self) -> StatusView:
-        stores = self.stores()
+    def survey(self) -> Survey:
+        """What committed checkpoints lack now."""
+        return Survey(self._checkpoints)
+
+    def checks(self, stores: Sequence[StoreStatus], survey: Survey) -> tuple[Check, ...]:
+        """All that stand now; `stores`: the object stores as they are."""
         own = self.own_checks()
         # Whoever is given one alone does not come back when that one is gone.
         dialed = quoted(",".join(self.all_coordinators() or (self.coordinator.address,)))
-        found = self._health.checks(stores, dialed, self._desk.now_us)
-        checks = (*own, *found)
+        return (*own, *self._health.checks(stores, survey, dialed, self._desk.now_us))
+
+    def status(self) -> StatusView:
+        stores = self.stores()
+        checks = self.checks(stores, self.survey())
         worst = {check.severity for check in checks}
         health = "HEALTH_ERR" if "error" in worst else "HEALTH_WARN" if worst else "HEALTH_OK"
         return StatusView(

@@ -44,13 +44,7 @@ from ckpt.format.messages.asking import TargetChanged
 from ckpt.format.messages.balancing import DeviceShare
 from ckpt.protocol.coordinator.reading.answers import TargetView
 from ckpt.protocol.coordinator.reading.repair_answers import BalanceView, RepairView
-from ckpt_client.cli.cluster import (
-    Conversation,
-    conversation,
-    is_running,
-    named_local,
-    read_made,
-)
+from ckpt_client.cli.cluster import Conversation, conversation, is_running, named_local, read_made
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.output import Output
 from ckpt_client.cli.tables import Tone
