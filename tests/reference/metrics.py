@@ -25,8 +25,9 @@ from tests.pages import ROOT
 from tests.protocol.coordinating import Bench
 from tests.reference.blocks import table
 
+RULES: Final = ROOT / "docs" / "examples" / "ckpt_alerts.yaml"
 _HEAD: Final = ("metric", "type, unit", "labels", "meaning")
-_OPEN: Final = ("target", "run", "store", "device", "check")
+OPEN: Final = ("target", "run", "store", "device", "check")
 """Labels that a cluster gives their values, and one whose values have a page of their own."""
 _UNITS: Final = (
     ("_timestamp_seconds", "Unix time"),
@@ -47,6 +48,7 @@ def metrics_blocks() -> dict[str, str]:
         "coordinator": table(_HEAD, (_row(family, family.help) for family in alone)),
         "target": table(_HEAD, (_row(family, family.help) for family in own)),
         "both": table(_HEAD, (_row(one, _meaning(one, other)) for one, other in shared)),
+        "rules": f"\n```yaml\n{RULES.read_text()}```\n\n",
     }
 
 
@@ -122,7 +124,7 @@ def _labels(family: Family) -> str:
     shown = []
     for name in dict(samples[0]):
         values = list(dict.fromkeys(dict(labels)[name] for labels in samples))
-        listed = len(values) > 1 and name not in _OPEN
+        listed = len(values) > 1 and name not in OPEN
         shown.append(f"`{name}`: {', '.join(values)}" if listed else f"`{name}`")
     return "; ".join(shown)
 
