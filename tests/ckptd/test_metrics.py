@@ -123,6 +123,22 @@ def test_a_coordinator_speaks_the_format_and_drops_counters_with_hostile_names()
     assert "evil" not in text
 
 
+def test_a_counter_of_a_target_takes_no_other_metric_s_name() -> None:
+    """Nor that of another one: Prometheus takes nothing of an answer that has a sample twice."""
+    bench = Bench(2, "1+1")
+    bench.targets[TargetId("t0")].counters = {
+        "device_errors": 5,
+        "of_later": 1,
+        "of_later_total": 2,
+        "streams_begun": 7,
+    }
+    bench.tick(2)
+    text = told(bench.machine)
+    samples = [(one.name, *one.labels.items()) for each in read(text) for one in each.samples]
+    assert len(set(samples)) == len(samples)
+    assert 'ckpt_target_streams_begun_total{target="t0"} 7' in text.splitlines()
+
+
 def test_what_is_written_is_read_as_it_was_meant() -> None:
     histogram = Histogram((0.1, 1.0))
     for value in (0.05, 0.5, 7.0):

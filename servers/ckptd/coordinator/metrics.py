@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ckpt.aio.net.serving.server_limits import Pressure
@@ -232,6 +232,7 @@ def _targets(members: Membership) -> Iterator[Family]:
         "Columns that the target has proved since its process started.",
     )
     devices = device_families()
+    others = [family.name for family in devices]
     counters: dict[str, Family] = {}
     used = free = 0
     for target in members.all():
@@ -241,13 +242,23 @@ def _targets(members: Membership) -> Iterator[Family]:
         add_device(devices, target.id, target.device.errors, failing=target.is_failing)
         if live:
             used, free = used + target.bytes_used, free + target.bytes_free
-        for name, value in sorted(target.counters.items())[:COUNTERS_LABELED_MAX]:
-            if _COUNTER_NAME.fullmatch(name):
-                family = family_of_counter(name)
-                counters.setdefault(family.name, family).add(value, target=target.id)
+        for family, value in _counted(target.counters, {up.name, columns.name, *others}):
+            counters.setdefault(family.name, family).add(value, target=target.id)
     capacity.add(used, state="used").add(free, state="free")
     yield from (up, capacity, _device_bytes(members), columns, *devices)
     yield from (counters[name] for name in sorted(counters)[:COUNTERS_LABELED_MAX])
+
+
+def _counted(counters: Mapping[str, int], taken: set[str]) -> Iterator[tuple[Family, int]]:
+    """What one target counts, by the empty family of each. Names come from a peer: none that is
+    taken, and none twice, or Prometheus would take nothing of the whole answer.
+    """
+    for name, value in sorted(counters.items())[:COUNTERS_LABELED_MAX]:
+        if _COUNTER_NAME.fullmatch(name):
+            family = family_of_counter(name)
+            if family.name not in taken:
+                taken.add(family.name)
+                yield family, value
 
 
 def _device_bytes(members: Membership) -> Family:
