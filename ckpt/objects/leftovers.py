@@ -10,7 +10,7 @@ worker that slept even longer is stopped in front of its marker by the missing p
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from ckpt.base.errors import NotFound
@@ -84,15 +84,17 @@ class Leftovers:
 
 
 def expired_in(
-    sink: Sink, policy: StorePolicy, run: RunName, cluster: str
-) -> list[tuple[Step, Generation]]:
+    sink: Sink, policy: StorePolicy, run: RunName, cluster: str,
+    stored: Sequence[tuple[Step, Generation]] | None = None,
+) -> list[tuple[Step, Generation]]:  # fmt: skip
     """Committed generations that the store's retention leaves over, ascending: of a step that was
-    saved again the older one goes first, so that it is never the newest that is there.
+    saved again the older one goes first, so that it is never the newest that is there. `stored`:
+    all that are there, if the caller has looked.
 
     Clusters that share a place count their generations each for itself: none of theirs replaces one
     of another's.
     """
-    stored = stored_generations(sink, run)
+    stored = stored_generations(sink, run) if stored is None else stored
     newest = dict(stored)
     replaced = [(step, generation) for step, generation in stored if newest[step] != generation]
     stays = {one for one in replaced if not _are_of(sink, run, one, newest[one[0]], cluster)}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from ckpt.base.units import MiB
 from ckpt.objects.grid import CHUNK_BYTES
 from ckpt.objects.pace import IDLE_CREDIT_S
 from ckpt.objects.sinks.file_sink import FileSink
+from ckptd.drain import daemon, worker
 from tests.e2e.cluster import Cluster, command
 from tests.objects.drainkit import (
     DRAIN_TIMEOUT_S,
@@ -98,6 +101,21 @@ def test_a_step_that_is_saved_again_is_in_a_store_once(
         wait_drained(sink, "all-twice", 1)
     newest = str(store.steps("all-twice")[0].generation)
     wait_until(lambda: sink.children("all-twice@1/") == [f"{newest}/"], "the newest alone is there")
+
+
+def test_what_somebody_removed_from_a_store_is_drained_again(
+    store: ckpt.Store, places: tuple[Path, Path]
+) -> None:
+    """By hand, or by another cluster's retention. Else the tier would evict the only copy."""
+    sink = FileSink(places[0])
+    for step in (1, 2):
+        save(store, "all-removed", step)
+    wait_drained(sink, "all-removed", 1, 2)
+    assert_once_and_whole(sink, "all-removed", 1)
+    shutil.rmtree(places[0] / "all-removed@1")
+    save(store, "all-removed", 3)
+    wait_drained(sink, "all-removed", 1, 2, 3)
+    assert_once_and_whole(sink, "all-removed", 1)
 
 
 def test_status_and_metrics_tell_how_far_it_is(
@@ -251,6 +269,30 @@ def test_what_the_tier_deleted_half_drained_is_abandoned(
         assert_once_and_whole(sink, "left", 2)
     finally:
         assert again.stop() == 0
+
+
+def test_a_store_that_was_emptied_is_filled_again_though_nobody_saves(
+    cluster: Cluster, store: ckpt.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = Event()
+    monkeypatch.setattr(worker, "LOOK_AGAIN_S", 0.5)
+    monkeypatch.setattr(daemon, "set_by_signals", lambda: stopped)
+    to, address = f"file://{tmp_path}?runs=emptied", str(cluster.ready()["address"])
+    secret = bytes.fromhex((cluster.directory / "secret").read_text().strip())
+    config = daemon.DrainConfig(to=to, coordinator=address, poll_s=0.2)
+    serving = Thread(target=daemon.run_drain, args=(config, secret))
+    serving.start()
+    try:
+        sink = FileSink(tmp_path)
+        save(store, "emptied", 1)
+        wait_drained(sink, "emptied", 1)
+        assert_once_and_whole(sink, "emptied", 1)
+        shutil.rmtree(tmp_path)
+        wait_drained(sink, "emptied", 1)
+        assert_once_and_whole(sink, "emptied", 1)
+    finally:
+        stopped.set()
+        serving.join()
 
 
 def test_two_workers_share_a_store(cluster: Cluster, store: ckpt.Store, tmp_path: Path) -> None:

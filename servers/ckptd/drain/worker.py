@@ -24,16 +24,19 @@ from ckpt.objects.leftovers import Leftovers, delete_unfinished, expired_in, tid
 from ckpt.objects.names import COMMITTED, generation_prefix
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.sinks.sink import Sink
-from ckpt.objects.stored_steps import remains, stored_by
+from ckpt.objects.stored_steps import remains, stored_by, stored_generations
 from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
-from ckpt.plan.drains import StorePolicy
+from ckpt.plan.drains import StorePolicy, surplus
 from ckptd.drain.queue import Heartbeat, QueueClient, SharedParts
 from ckptd.drain.watch import CoordinatorWatch
 from ckptd.log import reporter
 from ckptd.scarcity import scarcity_is_unavailable
 
 TELL_COUNT_MAX: Final = 16
+LOOK_AGAIN_S: Final = 3600.0
+"""So often a store is looked at where nothing is drained: somebody may have emptied it."""
+NAMED_MAX: Final = 8
 SCARCE: Final = (
     "more memory or more processes for the drain, or less memory_bytes, fewer threads, fewer stores"
 )
@@ -78,8 +81,10 @@ class StoreWorker:
         self._leftovers = Leftovers(sink, quiet_s)
         self._is_open = False
         self._in_trouble = False
-        #: Runs of whose content in the store the queue has heard, since this process opened it.
-        self._sent: set[RunName] = set()
+        #: Of each run, what of it the queue counts on, as this process has said since it opened
+        #: the store.
+        self._sent: dict[RunName, set[tuple[Step, Generation]]] = {}
+        self._look_due_s = 0.0
         self._written_bytes = 0
         self._draining_s = 0.0
         self._lock = threading.Lock()
@@ -116,9 +121,12 @@ class StoreWorker:
         """Drain what the queue leases; False when that is nothing. Raises CkptError."""
         if not self._is_open:
             self._open()
+        is_due = time.monotonic() >= self._look_due_s
+        if is_due:
+            self._look_due_s = time.monotonic() + LOOK_AGAIN_S
         for run in sorted({*self._watch.runs(), *self._sent}):
             if self._policy.wants(run):
-                if run not in self._sent:
+                if is_due or run not in self._sent:
                     tidy_committed(self._sink, run)
                     self._expire(run)
                 self._abandon(run)
@@ -156,8 +164,9 @@ class StoreWorker:
             doomed = expired_in(self._sink, self._policy, run, cluster)
             stored = stored_by(self._sink, run, cluster)
             with suppress(Busy):  # Another worker reported something else meanwhile.
-                self._queue.tell_stored(run, [one for one in stored if one not in doomed], version)
-                self._sent.add(run)
+                stays = {one for one in stored if one not in doomed}
+                self._queue.tell_stored(run, stays, version)
+                self._sent[run] = stays
                 return doomed
         raise Busy(f"{self.url} changes faster than it is looked at")
 
@@ -176,6 +185,8 @@ class StoreWorker:
             self._report("error", "draining failed", {"checkpoint": name, "reason": str(error)})
             return
         self._queue.end(id)
+        if id.run in self._sent:
+            self._sent[id.run].add((id.step, id.generation))
         fields = {"url": self.url, "checkpoint": name, "manifest": manifest}
         self._report("info", "drained", fields)
         self._expire(id.run)
@@ -210,10 +221,8 @@ class StoreWorker:
 
     def _expire(self, run: RunName) -> None:
         """Delete what the store's own retention leaves over: its marker first, then the rest."""
-        doomed: list[tuple[Step, Generation]] = []
-        cluster = self._watch.cluster()
-        if run not in self._sent or expired_in(self._sink, self._policy, run, cluster):
-            doomed = self._tell(run)  # First, so that nothing is evicted on its account.
+        # First, so that nothing is evicted on its account.
+        doomed = [] if self._is_known(run) else self._tell(run)
         for step, generation in doomed:
             delete_stored(self._sink, run, step, generation)
             fields = {"url": self.url, "checkpoint": f"{run}@{step}#{generation}"}
@@ -221,6 +230,22 @@ class StoreWorker:
         # Also what an earlier deletion left when it was interrupted.
         for step, generation in remains(self._sink, run):
             delete_stored(self._sink, run, step, generation)
+
+    def _is_known(self, run: RunName) -> bool:
+        """Whether the store has what the queue counts on there, and nothing to delete."""
+        if run not in self._sent:
+            return False
+        there = stored_generations(self._sink, run)
+        # What another worker of this store has expired is no loss.
+        expired = surplus(self._policy, sorted(self._sent[run].union(there)))
+        lost = sorted(self._sent[run].difference(there, expired))
+        if lost:
+            text = "somebody deleted it in the store: it is drained again, if the tier has it"
+            named = ", ".join(f"{run}@{step}#{generation}" for step, generation in lost[:NAMED_MAX])
+            fields = {"url": self.url, "count": str(len(lost)), "checkpoints": named}
+            self._report("warning", text, fields)
+        cluster = self._watch.cluster()
+        return not lost and not expired_in(self._sink, self._policy, run, cluster, there)
 
     def _abandon(self, run: RunName) -> None:
         """Delete what was half drained when the tier deleted it."""
