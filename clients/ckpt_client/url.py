@@ -10,6 +10,7 @@ A `+` stands for itself (codes are written 4+2); everything else may be percent-
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
@@ -22,6 +23,7 @@ from ckpt.base.units import parse_bytes
 from ckpt.erasure.code import Code
 from ckpt_client.warn import warn
 
+_EXAMPLE: Final = "such as ckpt+local:///scratch/burst"
 TARGET_COUNT_DEFAULT: Final = 7
 TARGET_COUNT_MAX: Final = 64
 _CODES_BY_TARGETS: Final = ((6, Code(4, 2)), (3, Code(2, 1)), (2, Code(1, 1)), (1, Code(1, 0)))
@@ -119,7 +121,8 @@ def parse_url(
                 hint="pass a URL such as ckpt+local:///scratch/burst, or set CKPT_STORE",
             )
     if not isinstance(url, str):
-        raise Refused(f"store {url!r} is no URL", hint="such as ckpt+local:///scratch/burst")
+        named = os.fspath(url) if isinstance(url, os.PathLike) else ""
+        raise Refused(f"store {url!r} is no URL", hint=_meant(str(named)))
     if url != url.strip() or any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in url):
         raise Refused(
             f"store {url!r} begins or ends with a space, or has a control character",
@@ -130,17 +133,54 @@ def parse_url(
         return _local(url, rest)
     if separator and scheme == "ckpt":
         return _remote(url, rest)
-    raise Refused(f"store {url!r} is not of the form ckpt+local:///DIR or ckpt://HOST:PORT")
+    raise Refused(
+        f"store {url!r} is not of the form ckpt+local:///DIR or ckpt://HOST:PORT", hint=_meant(url)
+    )
+
+
+_ADDRESS: Final = re.compile(r"(?:(?:https?|tcp|ckpt):/{0,2})?([\w.-]+:\d+|\[[\da-fA-F:]+\]:\d+)/?")
+"""HOST:PORT, alone or after another scheme."""
+_SCHEME: Final = re.compile(r"(\w[\w+.-]*):(?:/(?=/))*")
+"""In front of a path: `file:///d`, `ckpt+local:/d`."""
+_OF_FILES: Final = ("file", "ckpt", "ckpt+local", "local")
+"""Schemes after which a path is a directory of this machine."""
+_OBJECT_STORES: Final = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
+
+
+def _meant(text: str) -> str:
+    """The next step for who wrote this in the place of a store's URL: mostly the URL itself."""
+    address = _ADDRESS.fullmatch(text)
+    if address:
+        return f"did you mean ckpt://{address[1]}?"
+    scheme, rest = _SCHEME.match(text), text
+    if scheme:
+        rest = text[scheme.end() :]
+        if scheme[1] in _OBJECT_STORES:
+            return "a checkpoint there is read by ckpt.load(URL), or by ckpt.open(..., durable=URL)"
+        if scheme[1] not in _OF_FILES:
+            return did_you_mean(scheme[1], ("ckpt+local", "ckpt"), _EXAMPLE)
+    path, question, query = rest.partition("?")
+    if not path.strip("/"):
+        return _EXAMPLE
+    return f"did you mean ckpt+local://{quote(_absolute(path))}{question}{query}?"
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _local(url: str, rest: str) -> LocalUrl:
-    path, _, query = rest.partition("?")
+    path, question, query = rest.partition("?")
     try:
         directory = unquote(path, errors="strict")
     except UnicodeDecodeError:
         raise Refused(f"store {url!r}: the directory's name is not in UTF-8") from None
     if not directory.startswith("/"):
-        raise Refused(f"store {url!r}: the directory must be absolute", hint="ckpt+local:///DIR")
+        meant = _absolute(path) if path.startswith((".", "~")) else f"/{path}"
+        full = f"did you mean ckpt+local://{meant}{question}{query}, with three slashes?"
+        raise Refused(
+            f"store {url!r}: the directory must be absolute", hint=full if path else _EXAMPLE
+        )
     if "\0" in directory:
         raise Refused(f"store {url!r}: the directory has a zero byte")
     options = LocalOptions(**_parse_query(query))  # type: ignore[arg-type]
@@ -166,8 +206,22 @@ def _coordinator(url: str, part: str) -> TcpAddress:
     is_host = host and not any(mark in host for mark in "[]@")
     if not (colon and is_host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         which = f": {part!r}" if "," in url else ""
-        raise Refused(f"store {url!r} is not of the form ckpt://HOST:PORT{which}")
+        raise Refused(
+            f"store {url!r} is not of the form ckpt://HOST:PORT{which}", hint=_missing(url, part)
+        )
     return TcpAddress(unquote(host), int(port))
+
+
+def _missing(url: str, part: str) -> str:
+    """The next step for a coordinator that is not HOST:PORT."""
+    if url.startswith("ckpt:///"):
+        return _meant(url)
+    address, slash, _ = part.partition("/")
+    if address and not any(mark in address for mark in ":[]@"):
+        return f"add the port of its `ckptd coordinator --listen`: ckpt://{address}:7070"
+    if slash:
+        return f"a store's URL ends with the port: ckpt://{address}"
+    return "such as ckpt://node1:7070"
 
 
 def _parse_query(query: str) -> dict[str, object]:

@@ -107,6 +107,33 @@ def test_what_is_no_store_is_refused(url: str) -> None:
         parse_url(url, {})
 
 
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("/scratch/x", "did you mean ckpt+local:///scratch/x?"),
+        (Path("/scratch/x"), "did you mean ckpt+local:///scratch/x?"),
+        ("scratch/a b", f"did you mean ckpt+local://{Path.cwd().as_uri()[7:]}/scratch/a%20b?"),
+        ("/d?targets=7&code=4+2", "did you mean ckpt+local:///d?targets=7&code=4+2?"),
+        ("~/x", f"did you mean ckpt+local://{Path.home().as_uri()[7:]}/x?"),
+        ("file:///x", "did you mean ckpt+local:///x?"),
+        ("ckpt+local:/x", "did you mean ckpt+local:///x?"),
+        ("ckpt:///x", "did you mean ckpt+local:///x?"),
+        ("ckpt+local://d/e", "did you mean ckpt+local:///d/e, with three slashes?"),
+        ("node1:4800", "did you mean ckpt://node1:4800?"),
+        ("http://node1:4800/", "did you mean ckpt://node1:4800?"),
+        ("ckpt://node1", "ckpt://node1:7070"),
+        ("ckpt://node1:1/gpt", "a store's URL ends with the port: ckpt://node1:1"),
+        ("cpkt://node1:1", "did you mean ckpt?"),
+        ("s3://bucket", "ckpt.open(..., durable=URL)"),
+        ("", "such as ckpt+local:///scratch/burst"),
+    ],
+)
+def test_who_writes_something_else_hears_which_store_was_meant(url: str, hint: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse_url(url, {})
+    assert hint in refused.value.hint
+
+
 def test_without_a_url_the_environment_counts() -> None:
     assert parse_url(None, {"CKPT_STORE": "ckpt://h:1"}) == RemoteUrl("h", 1)
     with pytest.raises(Refused, match="CKPT_STORE"):
