@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from operator import index
-from typing import NewType, SupportsIndex
+from typing import Final, NewType, SupportsIndex
 
 from msgspec import Struct
 
@@ -146,12 +146,18 @@ def check_text(what: str, text: str, bytes_max: int) -> None:
         raise Refused(f"{what} {text!r} has a control character")
 
 
-@lru_cache(maxsize=1024)
 def check_run_name(name: str) -> RunName:
     """The name as a RunName, or Refused with the rule that it breaks.
 
     1 to 255 bytes of UTF-8, no control characters, no `@` (RUN@STEP), no `.` or `..` segments.
     """
+    if not isinstance(name, str):
+        raise Refused(f"run name {_briefly(name)} is no text", hint=_ORDER)
+    return _checked_run_name(name)
+
+
+@lru_cache(maxsize=1024)
+def _checked_run_name(name: str) -> RunName:
     check_text("run name", name, RUN_NAME_BYTES_MAX)
     if "@" in name:
         raise Refused(
@@ -178,8 +184,30 @@ def check_step(step: SupportsIndex) -> Step:
     """The step as a Step, or Refused: 0 <= step < 2**63."""
     number = whole_number(step)
     if number is None or not 0 <= number < 1 << 63:
-        raise Refused(f"step {step!r} is not an integer from 0 to 2**63 - 1")
+        raise Refused(
+            f"step {_briefly(step)} is not an integer from 0 to 2**63 - 1", hint=_step_hint(step)
+        )
     return Step(number)
+
+
+_ORDER: Final = "the order is run, step, state: save(RUN, STEP, STATE), load(RUN, STEP)"
+
+
+def _step_hint(step: object) -> str:
+    if isinstance(step, bool):
+        return ""
+    if isinstance(step, str | float):
+        return f"write int({step!r})" if str(step).removesuffix(".0").isdecimal() else ""
+    if isinstance(step, int):
+        return "a load without a step takes the newest" if step < 0 else ""
+    return _ORDER
+
+
+def _briefly(value: object) -> str:
+    """A plain value as it is written; anything else by its type: it may be a whole state."""
+    if value is None or isinstance(value, str | bytes | int | float):
+        return f"{value!r:.300}"
+    return f"of type {type(value).__qualname__}"
 
 
 def check_checkpoint(id: CheckpointId) -> CheckpointId:

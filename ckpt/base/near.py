@@ -13,9 +13,12 @@ _UNKNOWN: Final = re.compile(r"unrecognized arguments: (-[^\s=]+)|invalid choice
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """A hint that names the nearest of the known words; `otherwise` where none is near."""
-    near = difflib.get_close_matches(word, tuple(known), n=1)
-    return f"did you mean {near[0]}?" if near else otherwise
+    """A hint that names the nearest of the known words; `otherwise` where none is near. Capitals
+    count as small letters.
+    """
+    by_letters = {each.casefold(): each for each in known}
+    near = difflib.get_close_matches(word.casefold(), by_letters, n=1)
+    return f"did you mean {by_letters[near[0]]}?" if near else otherwise
 
 
 def hint_of(complaint: str, parser: argparse.ArgumentParser) -> str:

@@ -54,7 +54,7 @@ def preemption(
 
 def load(
     run: str,
-    step: int | None = None,
+    step: int | str | None = None,
     like: object = None,
     *,
     rank: int | None = None,
@@ -73,7 +73,9 @@ def load(
 
     Raises what `open` and `Store.load` do; for a URL Refused, NotFound, Corrupt, Unavailable.
     """
-    if run.startswith(("ckpt://", "ckpt+local://")):
+    # What is no text is refused by the store.
+    named = run if isinstance(run, str) else ""
+    if named.startswith(("ckpt://", "ckpt+local://")):
         from ckpt_client.step_url import parse_step_url
 
         url = parse_step_url(run)
@@ -83,7 +85,7 @@ def load(
             url.run, step if url.step is None else url.step, like,
             rank=rank, world_size=world_size, strict=strict, whole=whole,
         )  # fmt: skip
-    if "://" in run:
+    if "://" in named:
         from ckpt_client.load import from_store
 
         return from_store.load(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
@@ -10,6 +10,7 @@ import msgspec
 
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Generation, RunName, Step
+from ckpt.base.near import did_you_mean
 from ckpt.format.documents.labels import check_given, check_name, check_names
 from ckpt.format.messages.asking import (
     DeleteStep,
@@ -40,10 +41,22 @@ def named(control: Control, run: RunName, name: str) -> tuple[Step, Generation]:
     """The generation that has this name. Raises NotFound."""
     known = names_of(control, run)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"its names: ckpt tag {run}"
-        raise NotFound(f"no checkpoint of run {run!r} is called {name!r}", hint=hint)
+        raise NotFound(
+            f"no checkpoint of run {run!r} is called {name!r}", hint=_instead(run, name, known)
+        )
     return Step(known[name].step), Generation.parse(known[name].generation)
+
+
+_NEWEST: Final = ("latest", "newest", "last")
+
+
+def _instead(run: RunName, name: str, known: Collection[str]) -> str:
+    """The next step for who asks for a name that nothing has."""
+    if name.isdecimal():
+        return f"a step is a number: write int({name!r})"
+    if name in _NEWEST:
+        return "the newest one needs no name: leave the step out"
+    return did_you_mean(name, known, f"its names: ckpt tag {run}")
 
 
 def tag(

@@ -121,8 +121,7 @@ def parse_url(
                 hint="pass a URL such as ckpt+local:///scratch/burst, or set CKPT_STORE",
             )
     if not isinstance(url, str):
-        named = os.fspath(url) if isinstance(url, os.PathLike) else ""
-        raise Refused(f"store {url!r} is no URL", hint=_meant(str(named)))
+        raise Refused(f"store {url!r} is no URL", hint=_meant(_path_of(url)))
     if url != url.strip() or any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in url):
         raise Refused(
             f"store {url!r} begins or ends with a space, or has a control character",
@@ -163,6 +162,11 @@ def _meant(text: str) -> str:
     if not path.strip("/"):
         return _EXAMPLE
     return f"did you mean ckpt+local://{quote(_absolute(path))}{question}{query}?"
+
+
+def _path_of(value: object) -> str:
+    """Of a pathlib.Path; empty for anything else."""
+    return str(value) if isinstance(value, os.PathLike) else ""
 
 
 def _absolute(path: str) -> str:

@@ -81,7 +81,10 @@ def find_step(checkpoint_id: CheckpointName | None, store: Store | str | None) -
     """The step that a save is to make; Refused when the checkpoint_id names none."""
     where = find_where(checkpoint_id, store)
     if where.step is None:
-        raise Refused(f"checkpoint_id {checkpoint_id!s} names no step", hint="RUN/STEP")
+        raise Refused(
+            f"checkpoint_id {checkpoint_id!s} names no step",
+            hint=f"the step is its end, a number, as in {checkpoint_id!s}/100",
+        )
     return Step(where.store, where.run, where.step)
 
 

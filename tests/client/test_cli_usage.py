@@ -57,6 +57,9 @@ def test_the_table_of_exit_codes_is_that_of_the_errors() -> None:
     ("words", "meant"),
     [
         (("lss",), "ls"),
+        (("SHOW",), "show"),
+        (("delete", "r@1"), "ckpt rm"),
+        (("stop",), "ckpt local stop DIR"),
         (("ls", "--stroe", "ckpt://h:1"), "--store"),
         (("ls", "--stroe=ckpt://h:1"), "--store"),
         (("completion", "bsh"), "bash"),

@@ -94,6 +94,29 @@ def test_a_step_may_be_of_another_type_of_integers() -> None:
             check_step(wrong)  # type: ignore[arg-type]
 
 
+def test_who_mixes_up_run_step_and_state_hears_their_order() -> None:
+    """As torch.save has the state first. A whole state is named by its type, not written out."""
+    state = {"w": np.ones(3)}
+    for wrong, check in ((state, check_run_name), (state, check_step), (7, check_run_name)):
+        with pytest.raises(Refused, match=r"of type dict|run name 7") as refused:
+            check(wrong)  # type: ignore[operator]
+        assert "save(RUN, STEP, STATE)" in refused.value.hint
+        assert "array(" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("step", "hint"),
+    [
+        ("12", "write int('12')"), (2.0, "write int(2.0)"), (2.5, ""), ("last", ""), (True, ""),
+        (-1, "a load without a step takes the newest"),
+    ],
+)  # fmt: skip
+def test_a_step_that_is_nearly_a_number_says_what_to_write(step: object, hint: str) -> None:
+    with pytest.raises(Refused, match="not an integer from 0") as refused:
+        check_step(step)  # type: ignore[arg-type]
+    assert refused.value.hint == hint
+
+
 def test_a_run_that_is_no_text_is_named() -> None:
     for run in (7, None, b"gpt"):
         with pytest.raises(Refused, match="is no text"):

@@ -4,8 +4,14 @@ all else is refused by path.
 
 from __future__ import annotations
 
+import random
+import signal
 from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from datetime import date, timedelta
 from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -95,6 +101,16 @@ def test_what_cannot_come_back_equal_is_refused_by_its_path(leaf: object) -> Non
         flatten({"layers": [leaf]})
 
 
+class _Point(NamedTuple):
+    x: int
+    y: int
+
+
+@dataclass
+class _Settings:
+    rate: float = 0.1
+
+
 class _Module:
     """As torch's modules and optimizers."""
 
@@ -107,7 +123,18 @@ class _Module:
     [
         (_Module(), "save its state_dict(), with ckpt_torch.save"),
         (_Module().state_dict(), "ckpt_torch.save takes a state_dict() as it is"),
-        ({1}, "use dict, list, "),
+        ({1}, "write sorted(it)"),
+        (Path("/data"), "write str(it)"),
+        (signal.SIGTERM, "write its .value"),
+        (date(2026, 11, 30), "write it.isoformat()"),
+        (timedelta(hours=1), "write it.total_seconds()"),
+        (bytearray(b"x"), "write bytes(it)"),
+        (_Point(1, 2), "write tuple(it)"),
+        (_Settings(), "write dataclasses.asdict(it)"),
+        (random.Random(1), "write it.getstate()"),
+        (np.random.default_rng(1), "write it.bit_generator.state"),
+        (_Settings, "use dict, list, "),
+        (len, "use dict, list, "),
     ],
 )
 def test_who_saves_what_cannot_be_stored_hears_what_can(value: object, instead: str) -> None:

@@ -42,6 +42,12 @@ def test_a_checkpoint_id_that_is_no_text_is_refused_by_name(cluster: str, name: 
     assert "RUN/STEP" in raised.value.hint
 
 
+def test_a_checkpoint_id_without_a_step_is_refused_with_one_that_has_it(cluster: str) -> None:
+    with ckpt.open(cluster) as store, pytest.raises(ckpt.Refused, match="names no step") as raised:
+        ckpt_torch.save({"w": torch.ones(2)}, checkpoint_id="gpt", store=store)
+    assert raised.value.hint == "the step is its end, a number, as in gpt/100"
+
+
 def test_an_at_sign_is_a_step_s_or_answered_with_how_calls_name_one(cluster: str) -> None:
     with ckpt.open(cluster) as store:
         ckpt_torch.save({"w": 1}, checkpoint_id="at@7", store=store)

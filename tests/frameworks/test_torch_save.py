@@ -335,7 +335,10 @@ def refuse(url: str, state: Any, text: str, **options: Any) -> None:
 
 def test_what_cannot_be_kept_is_refused_by_path_before_anything_is_staged(cluster: str) -> None:
     date = datetime.date(2026, 1, 2)
-    refuse(cluster, {"a": {"b": date}}, r"a/b: a datetime.date is not plain data")
+    form = r"write it.isoformat\(\) in its place, or set allow_pickle=True"
+    refuse(cluster, {"a": {"b": date}}, rf"a/b: a datetime.date is not plain data; {form}")
+    within = {"a": [torch.nn.Linear(1, 1)]}
+    refuse(cluster, within, r"a/#0: a .*Linear is not plain data; save its state_dict\(\), or")
     refuse(cluster, {"a": [torch.zeros(2).to_sparse()]}, r"a/#0: .*sparse")
     refuse(cluster, {"m": torch.zeros(2, device="meta")}, r"m: a tensor on meta")
     refuse(

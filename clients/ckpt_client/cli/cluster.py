@@ -49,6 +49,7 @@ from ckpt.protocol.coordinator.reading.answers import (
 from ckpt.protocol.coordinator.reading.coordinator_answers import CoordinatorsView
 from ckpt.protocol.coordinator.reading.repair_answers import RepairView
 from ckpt_client import labels
+from ckpt_client.cli.meant import no_run
 from ckpt_client.cli.output import Output
 from ckpt_client.control import Control
 from ckpt_client.local.cluster import (
@@ -305,15 +306,6 @@ def conversation(arguments: argparse.Namespace, output: Output) -> Iterator[Conv
         yield talk
     finally:
         control.close()
-
-
-def no_run(run: str, known: list[RunView]) -> NotFound:
-    """That it is none of the known ones."""
-    above, _, step = run.rpartition("/")
-    if step.isdigit() and any(view.run == above for view in known):
-        return NotFound(f"there is no run {run!r}", hint=f"did you mean {above}@{step}?")
-    names = ", ".join(view.run for view in known) or "none"
-    return NotFound(f"there is no run {run!r}", hint=f"runs with checkpoints: {names}")
 
 
 def named_local(arguments: argparse.Namespace, command: str) -> Path:

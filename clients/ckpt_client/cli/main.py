@@ -19,10 +19,11 @@ from typing import Final, NoReturn, Protocol, TextIO, cast
 
 from ckpt.aio.inherited import UNREAD, forget_output, write_any_letter
 from ckpt.base.errors import CkptError, Refused
-from ckpt.base.near import did_you_mean, hint_of
+from ckpt.base.near import hint_of
 from ckpt_client.cli.commands import VERBS
 from ckpt_client.cli.exits import SIGNAL_BASE, ExitCode, exit_code_lines
 from ckpt_client.cli.given import given_seconds
+from ckpt_client.cli.meant import SEE_HELP, hint_of_verb
 from ckpt_client.cli.named_store import name_store
 from ckpt_client.cli.output import Output, show_error
 
@@ -135,13 +136,13 @@ def _run_verb(given: list[str], output: Output) -> int:
     arguments = parser.parse_args(head, arguments)
     if arguments.verb is None:
         if arguments.json:
-            raise Refused("no command is named", hint="see ckpt --help")
+            raise Refused("no command is named", hint=SEE_HELP)
         parser.print_help(sys.stderr)
         return ExitCode.USAGE
     if arguments.verb not in VERBS:
         raise Refused(
             f"there is no command {arguments.verb!r}",
-            hint=did_you_mean(arguments.verb, VERBS, "see ckpt --help"),
+            hint=hint_of_verb(arguments.verb),
         )
     module = importlib.import_module(VERBS[arguments.verb][0])
     # `entry` made it wait.

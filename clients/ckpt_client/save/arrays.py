@@ -81,7 +81,36 @@ def _instead(value: object) -> str:
         return "save its state_dict(), with ckpt_torch.save"
     if _TENSOR in _kinds_of(value):
         return 'ckpt_torch.save(state, checkpoint_id="RUN/STEP", store=store) takes it as it is'
-    return "use dict, list, tuple, arrays, numbers, str, bytes and None"
+    return written_as(value) or "use dict, list, tuple, arrays, numbers, str, bytes and None"
+
+
+def written_as(value: object) -> str:
+    """The next step for who saves such a value: what says the same in kinds that can be stored.
+    Empty for a kind that has no such form.
+    """
+    if isinstance(value, type):
+        return ""
+    for module, name in _kinds_of(value):
+        form = _WRITTEN_AS.get((module.partition(".")[0], name))
+        if form is not None:
+            return f"write {form} in its place"
+    is_dataclass = hasattr(value, "__dataclass_fields__")
+    return "write dataclasses.asdict(it) in its place" if is_dataclass else ""
+
+
+_WRITTEN_AS: Final = {
+    ("enum", "Enum"): "its .value", ("pathlib", "PurePath"): "str(it)",
+    ("datetime", "date"): "it.isoformat()", ("datetime", "time"): "it.isoformat()",
+    ("datetime", "timedelta"): "it.total_seconds()",
+    ("builtins", "set"): "sorted(it)", ("builtins", "frozenset"): "sorted(it)",
+    ("builtins", "range"): "list(it)", ("collections", "deque"): "list(it)",
+    ("builtins", "bytearray"): "bytes(it)", ("builtins", "memoryview"): "bytes(it)",
+    ("builtins", "tuple"): "tuple(it)",
+    ("random", "Random"): "it.getstate()", ("numpy", "RandomState"): "it.get_state()",
+    ("numpy", "Generator"): "it.bit_generator.state", ("torch", "Generator"): "it.get_state()",
+    ("torch", "device"): "str(it)", ("torch", "dtype"): "str(it)",
+}  # fmt: skip
+"""A kind's first module and its name -> the form."""
 
 
 def _kinds_of(value: object) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ import torch
 from ckpt.aio.collector import collector_paused
 from ckpt.base.errors import Refused
 from ckpt.format.tree import Scalar, path_text
-from ckpt_client.save.arrays import AnyArray, scalar_array
+from ckpt_client.save.arrays import AnyArray, scalar_array, written_as
 from ckpt_client.save.packing import PackingPlan
 from ckpt_client.save.shards import Replicated, Shard, Shards
 from ckpt_torch.boxes import Extent, held, is_tensor, mesh_holders
@@ -199,12 +199,11 @@ def _not_plain(leaf: object) -> Refused:
     if isinstance(leaf, np.ndarray):
         return Refused(
             f"a {kind} is no plain array",
-            hint="save the arrays that it is made of, or allow_pickle",
+            hint="save the arrays that it is made of, or set allow_pickle=True",
         )
-    return Refused(
-        f"a {kind} is not plain data",
-        hint="keep its state as dicts, lists, numbers and text, or allow_pickle",
-    )
+    form = "save its state_dict()" if hasattr(leaf, "state_dict") else written_as(leaf)
+    form = form or "keep its state as dicts, lists, numbers and text"
+    return Refused(f"a {kind} is not plain data", hint=f"{form}, or set allow_pickle=True")
 
 
 def _declared(name: str, tensor: _Tensor, holders: Holders) -> object:

@@ -21,9 +21,10 @@ from ckpt.base.ids import check_run_name
 from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import RetentionView
 from ckpt_client import retention
-from ckpt_client.cli.cluster import conversation, no_run
+from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import ExitCode
 from ckpt_client.cli.given import given_seconds
+from ckpt_client.cli.meant import no_run
 from ckpt_client.cli.output import Output
 
 EXAMPLE = "ckpt gc llama/7b --dry-run\nckpt gc --multipart s3://bucket/runs --yes"

@@ -35,8 +35,9 @@ from ckpt.objects.reader import StoredCheckpoint, open_stored
 from ckpt.objects.sinks.stores import open_sink
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client import labels
-from ckpt_client.cli.cluster import Conversation, conversation, no_run, parse_checkpoint
+from ckpt_client.cli.cluster import Conversation, conversation, parse_checkpoint
 from ckpt_client.cli.exits import ExitCode
+from ckpt_client.cli.meant import no_run
 from ckpt_client.cli.output import Output, show_error
 from ckpt_client.load.from_store import open_url
 from ckpt_client.save.again import save_again

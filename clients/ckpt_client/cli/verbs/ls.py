@@ -19,8 +19,9 @@ from ckpt.base.ids import CheckpointId, Generation, RunName, Step, check_run_nam
 from ckpt.base.units import counted, format_bytes, format_seconds
 from ckpt.protocol.coordinator.reading.answers import AttemptView, StepView
 from ckpt.protocol.losses import loss_reason
-from ckpt_client.cli.cluster import conversation, no_run
+from ckpt_client.cli.cluster import conversation
 from ckpt_client.cli.exits import ExitCode
+from ckpt_client.cli.meant import no_run
 from ckpt_client.cli.output import Output, age_text
 from ckpt_client.cli.tables import Tone
 

@@ -14,8 +14,9 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Step
 from ckpt.protocol.coordinator.reading.answers import NameView
 from ckpt_client import labels
-from ckpt_client.cli.cluster import conversation, no_run, parse_which
+from ckpt_client.cli.cluster import conversation, parse_which
 from ckpt_client.cli.exits import ExitCode
+from ckpt_client.cli.meant import no_run
 from ckpt_client.cli.output import Output
 
 EXAMPLE = "ckpt tag llama/7b@12500 best\nckpt tag llama/7b\nckpt tag llama/7b best --remove"
