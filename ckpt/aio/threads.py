@@ -4,8 +4,10 @@ the threads of all its processes.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import threading
+from collections.abc import Callable
 
 from ckpt.base.system_errors import system_error
 
@@ -17,3 +19,15 @@ def start_thread(thread: threading.Thread) -> None:
     except RuntimeError as error:  # As CPython says it.
         refused = OSError(errno.EAGAIN, str(error))
         raise system_error(f"{thread.name} cannot run", refused) from None
+
+
+def run_beside(work: Callable[[], None]) -> None:
+    """Do it on a thread that nobody waits for, not even the interpreter's end; at once, in the
+    caller's, where the system has none left.
+
+    A plain one: a `Thread` is waited for until it runs, for milliseconds while other ranks copy.
+    """
+    try:
+        _thread.start_new_thread(work, ())
+    except RuntimeError:  # As CPython says it.
+        work()

@@ -10,7 +10,6 @@ dict for DCP's own process, whatever the stager did.
 
 from __future__ import annotations
 
-import _thread
 import io
 import time
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
+from ckpt.aio.threads import run_beside
 from ckpt.base.errors import Refused
 from ckpt.format.tree import Key, SequenceIndex, below
 from ckpt_client.save.staged import Staged, staged_already
@@ -104,7 +104,7 @@ def _done_after(staged: Staged, state_dict: StateDict) -> Future[StateDict]:
     if staged.done:
         wait()
     else:
-        _thread.start_new_thread(wait, ())
+        run_beside(wait)
     return future
 
 

@@ -8,7 +8,6 @@ DTensor or ShardedTensor is global. A value that belongs to one rank has the ran
 
 from __future__ import annotations
 
-import _thread
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ckpt.aio.collector import collector_paused
+from ckpt.aio.threads import run_beside
 from ckpt.base.errors import CkptError
 from ckpt.format.tree import Scalar
 from ckpt_client.save.forms import Found
@@ -318,9 +318,8 @@ class CommitFuture(Future[Commit]):
 
 
 def commit_future(staged: Save) -> CommitFuture:
-    """A future of what becomes of a save; a thread of its own waits for it.
-
-    A plain one: a `Thread` is waited for until it runs, for milliseconds while other ranks copy.
+    """A future of what becomes of a save; a thread of its own waits for it. Where the system has
+    none left this call does: the save is handed over, and an error would say that it is not.
     """
     future = CommitFuture(staged)
 
@@ -334,7 +333,7 @@ def commit_future(staged: Save) -> CommitFuture:
         except Exception as error:  # A warning too, where warnings are errors.
             future.set_exception(error)
 
-    _thread.start_new_thread(wait, ())
+    run_beside(wait)
     return future
 
 

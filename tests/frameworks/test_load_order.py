@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from ckpt_torch.reading.device_reads import DeviceReads
 from ckpt_torch.reading.loading import LoadJob, names_of
 from ckpt_torch.reading.order import LoadOrder
 from ckpt_torch.reading.twins import shared_parts
+from tests.no_threads import SAYS, no_threads
 from tests.waiting import wait_until
 
 ALONE = Who(0, 1, None, speaking=False)
@@ -223,6 +224,27 @@ def test_an_error_ends_every_future_that_is_not_done(url: str) -> None:
         with pytest.raises(ckpt.Refused, match="has no more"):
             future.result(60)
     assert same(state["model"], state_of(0.0)["model"])
+
+
+def test_a_load_that_gets_no_thread_says_so_and_holds_nothing(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = state_of(0.0)
+    with ckpt.open(url) as store, ExitStack() as held:
+        store.steps("order")
+        running, resolve = threading.active_count(), store.resolve
+
+        def resolved(*args: Any, **kwargs: Any) -> object:
+            """The last thread goes to its session with the coordinator."""
+            checkpoint = resolve(*args, **kwargs)
+            held.enter_context(no_threads())
+            return checkpoint
+
+        monkeypatch.setattr(store, "resolve", resolved)
+        with pytest.raises(ckpt.Unavailable, match=SAYS) as error:
+            ckpt_torch.async_load(state, order=["model"], checkpoint_id="order/1", store=store)
+        assert threading.active_count() == running, error
+    assert same(state, state_of(0.0))
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -27,6 +27,7 @@ from ckpt_torch.accelerate import CkptHooks
 from ckpt_torch.dcp_stager import CkptStager
 from ckpt_torch.lightning import CkptIO
 from ckpt_torch.transformers import CkptCallback
+from tests.no_threads import no_threads
 from tests.waiting import wait_until
 
 STATE = {"w": torch.arange(1000.0)}
@@ -65,6 +66,19 @@ def test_the_next_save_raises_an_error_that_nobody_asked_the_future_for(cluster:
         ckpt_torch.save(STATE, checkpoint_id=f"{cluster}/dropped/3")
     ckpt_torch.save(STATE, checkpoint_id=f"{cluster}/dropped/3")
     assert [commit.step for commit in process_store(cluster).steps("dropped")] == [1, 3]
+
+
+def test_a_save_that_gets_no_thread_waits_for_its_commit_in_the_call(cluster: str) -> None:
+    """It is handed over by then: to raise would say that it is not saved."""
+    with ckpt.open(cluster) as store:
+        ckpt_torch.save(STATE, checkpoint_id="threadless/1", store=store)
+        with no_threads():
+            ckpt_torch.prepare(STATE, store=store).result(0)
+            future = ckpt_torch.async_save(STATE, checkpoint_id="threadless/2", store=store)
+            assert future.done()
+            assert ckpt_torch.save(STATE, checkpoint_id="threadless/3", store=store).step == 3
+        assert future.result().step == 2
+        assert [commit.step for commit in store.steps("threadless")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("way", ["result", "exception"])

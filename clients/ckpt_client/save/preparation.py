@@ -8,10 +8,10 @@ No other process sees anything of it: no attempt begins, and no rank is asked.
 
 from __future__ import annotations
 
-import _thread
 import logging
 from concurrent.futures import Future
 
+from ckpt.aio.threads import run_beside
 from ckpt_client.environment import RankPlace
 from ckpt_client.save.copying import NUMPY, Copier
 from ckpt_client.save.links.stagers import Stagers
@@ -47,6 +47,5 @@ class Preparation:
             else:
                 future.set_result(None)
 
-        # At the interpreter's end nobody waits for it.
-        _thread.start_new_thread(prepare, ())
+        run_beside(prepare)
         return future

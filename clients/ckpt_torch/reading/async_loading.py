@@ -7,10 +7,12 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from typing import TypeVar
 
 import torch.distributed as dist
 
+from ckpt.aio.threads import start_thread
 from ckpt.base.printable import printable
 from ckpt_client.load.checkpoint import Checkpoint
 from ckpt_client.store import Store
@@ -70,11 +72,15 @@ def async_load(
     futures = loading.prefixes
     parts = LoadOrder(order, names_of(state), lambda part: futures[part].set_result(None))
     job = LoadJob(state, who, parts, strict, allow_pickle, objects_of(state_dict))
-    devices = DeviceReads(tensors_of(state), ring_bytes)
-    checkpoint = where.store.resolve(
-        where.run, where.step, rank=who.rank, world_size=who.world_size, timeout_s=timeout_s
-    )
-    loading._begin(job, checkpoint, devices)
+    with ExitStack() as held:
+        devices = held.enter_context(DeviceReads(tensors_of(state), ring_bytes))
+        checkpoint = held.enter_context(
+            where.store.resolve(
+                where.run, where.step, rank=who.rank, world_size=who.world_size, timeout_s=timeout_s
+            )
+        )
+        loading._begin(job, checkpoint, devices)
+        held.pop_all()  # The thread lets go of them.
     return loading
 
 
@@ -124,7 +130,7 @@ class Loading:
     def _begin(self, job: LoadJob, checkpoint: Checkpoint, devices: DeviceReads) -> None:
         self._unheard = str(checkpoint.info.checkpoint)
         what = job, checkpoint, devices, self.prefixes, self._read, weakref.ref(self)
-        threading.Thread(target=_run, args=what, name="ckpt-load", daemon=True).start()
+        start_thread(threading.Thread(target=_run, args=what, name="ckpt-load", daemon=True))
 
 
 def _run(
