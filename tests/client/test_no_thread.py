@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,17 @@ from msgspec import structs
 
 from ckpt.base.errors import CkptError
 from ckpt.base.system_errors import Scarce
+from ckpt.base.units import MiB
 from ckpt.protocol.stager.events import PayloadFailed, PayloadStopped, StopPayload
+from ckpt_client.cli.output import Output
 from ckpt_client.fs.sender import FileSender
+from ckpt_client.load.memory_check import ALONE_BYTES, is_committed
+from ckpt_client.load.ring import Ring
 from ckpt_client.locate import Locator
 from ckpt_client.stager.arena import Half
 from ckpt_client.stager.jobs import Jobs
+from tests.client.test_memory_check import content
+from tests.client.test_memory_check import payload_of as payload_of_memory
 from tests.client.test_moving import Desk
 from tests.no_threads import SAYS, no_threads
 from tests.transfer.test_payload_sender import Arena, payload_of, start_of
@@ -72,3 +79,26 @@ def test_work_that_found_no_thread_is_never_done() -> None:
         jobs.finish()
     jobs.close()
     assert (sorted(done), len(failed)) == ([2, 3], 1)
+
+
+@pytest.mark.parametrize("harmed", [False, True])
+def test_a_stager_s_memory_is_compared_by_the_caller_alone(*, harmed: bool) -> None:
+    data = bytearray(content(ALONE_BYTES + 12_345))
+    payload = payload_of_memory(bytes(data), MiB)
+    data[-1] ^= harmed
+    with no_threads():
+        assert is_committed(memoryview(data), payload) is not harmed
+
+
+def test_slots_on_the_way_to_a_device_are_made_as_they_are_taken() -> None:
+    ring = Ring(lambda: bytearray(64), 2)
+    with no_threads():
+        ring.make_ahead(2)
+        assert ring.take() == bytearray(64)
+        ring.close()
+
+
+def test_a_command_that_waits_does_so_without_a_word() -> None:
+    output = Output(json=False, stdout=StringIO(), stderr=StringIO(), environ={})
+    with no_threads(), output.waiting("asking") as nothing:
+        assert nothing is None

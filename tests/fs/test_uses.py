@@ -11,14 +11,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 
 from ckpt.base.errors import CkptError, Refused
+from ckpt.base.ids import RunName, Step
 from ckpt_client.fs.step_files import CkptFileSystemBase
 from ckpt_client.fs.steps import IDLE_MAX
+from tests.no_threads import no_threads
 from tests.small_disk import small_files
 
 FS = CkptFileSystemBase
@@ -205,6 +209,29 @@ def test_listing_and_reading_many_steps_keeps_few_sessions(fs: FS, fresh: FS, ru
     assert fresh.cat(paths) == {path: path.encode() for path in paths}
     sessions = threading.active_count() - before - THREADS_OF_A_FILESYSTEM
     assert sessions <= (IDLE_MAX + 1) * THREADS_OF_A_HOLD
+
+
+def test_a_step_that_is_read_without_a_sweeper_is_let_go_by_the_next_one(
+    fs: FS, fresh: FS, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its session has got the last thread that the system gives."""
+    for step in (1, 2):
+        fs.pipe(f"{run}/{step}/a", b"x")
+    steps = fresh.live.steps
+    resolve = steps._resolve
+    with ExitStack() as held, monkeypatch.context() as patched:
+
+        def resolved(*args: Any) -> Any:
+            found = resolve(*args)
+            held.enter_context(no_threads())
+            return found
+
+        patched.setattr(steps, "_resolve", resolved)
+        steps.hold(RunName(run), Step(1), None).close()
+    assert steps._sweeper is None
+    steps.hold(RunName(run), Step(2), None).close()
+    assert steps._sweeper is not None
+    assert not steps._held[RunName(run), Step(1)].users
 
 
 def test_a_forked_child_keeps_no_session_of_a_writer(url: str, run: str) -> None:

@@ -170,12 +170,14 @@ class Output:
         done = threading.Event()
         show = self._spin if self._stderr.isatty() else self._tell
         teller = threading.Thread(target=show, args=(what, progress, done), daemon=True)
-        teller.start()
+        with contextlib.suppress(RuntimeError):  # Without a thread nothing is shown.
+            teller.start()
         try:
             yield
         finally:
             done.set()
-            teller.join()
+            if teller.is_alive():
+                teller.join()
 
     # ----------------------------------------------------------------------- inside
 

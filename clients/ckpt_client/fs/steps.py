@@ -218,7 +218,10 @@ class Steps:
             self._sweeper = threading.Thread(
                 target=self._sweep_until_idle, name="ckpt-held", daemon=True
             )
-            self._sweeper.start()
+            try:
+                self._sweeper.start()
+            except RuntimeError:  # The system has no thread left: whoever reads next starts it.
+                self._sweeper = None
         return HeldStep(held, self._released)
 
     def _replace(self, key: Key) -> None:

@@ -96,8 +96,11 @@ def _all_side_by_side(
     if size < ALONE_BYTES:
         return all(map(is_good, items))
     threads = min(columns, len(os.sched_getaffinity(0)))
-    with ThreadPoolExecutor(threads, thread_name_prefix="ckpt-check") as pool:
-        return all(pool.map(is_good, items))
+    try:
+        with ThreadPoolExecutor(threads, thread_name_prefix="ckpt-check") as pool:
+            return all(pool.map(is_good, items))
+    except RuntimeError:  # The system has no thread left.
+        return all(map(is_good, items))
 
 
 def _cell_crcs(payload: IndexPayload, document: bytes) -> NDArray[np.uint32] | None:

@@ -45,7 +45,8 @@ class Ring(Generic[Memory]):
         assert not self._ahead
         assert count <= self._slot_count
         pool = ThreadPoolExecutor(1, thread_name_prefix="ckpt-slot")
-        self._ahead.extend(pool.submit(self._make) for _ in range(count))
+        with suppress(RuntimeError):  # Where the system has no thread left `take` makes them.
+            self._ahead.extend(pool.submit(self._make) for _ in range(count))
         pool.shutdown(wait=False)
 
     def take(self) -> Memory:
