@@ -13,7 +13,7 @@ from ckpt.aio.secret import make_secret
 from ckpt.base.units import MiB
 from ckpt_client.save.handle import Save
 from ckpt_client.save.links.stager_link import StagerLink
-from ckpt_client.save.packing import plan_packing
+from ckpt_client.save.packing import PackingPlan, plan_packing
 from ckpt_client.save.state import flatten
 from ckpt_client.stager import wire
 
@@ -69,7 +69,20 @@ def stage(link: StagerLink, number: int, size: int = MiB, when_full: str = "wait
         return None
     granted[0].write(packing)
     save = Save("run", number, 0, link)
-    link.hand_over(
-        number, save, packing, replicas="abort", unchanged="ignore", references=True, metrics={}
-    )
+    link.hand_over(save, handed(number, packing, references=True))
     return save
+
+
+def handed(number: int, packing: PackingPlan, *, references: bool = False) -> wire.HandOver:
+    return wire.HandOver(
+        save=number,
+        payload_bytes=packing.layout.payload_bytes,
+        document_bytes=len(packing.document),
+        declaration_offset=packing.layout.declaration_offset,
+        declaration_bytes=len(packing.layout.declaration),
+        replicas="abort",
+        stall_us=0,
+        fault_in_us=0,
+        unchanged="ignore",
+        references=references,
+    )

@@ -22,6 +22,7 @@ from ckpt_client.stager.arena import map_half
 from ckpt_client.stager.channel import TrainerChannel
 from ckpt_client.stager.patience import HOLD_US_MAX, Courtesy, CrowdPatience, is_crowded
 from ckpt_client.stager.shell import StagerShell
+from tests.client.stagerkit import handed
 from tests.waiting import wait_until
 
 WAIT_S = 60.0
@@ -29,22 +30,6 @@ WAIT_S = 60.0
 
 def packed() -> PackingPlan:
     return plan_packing(flatten({"a": np.zeros(MiB, np.uint8)}), 0, 1)
-
-
-def handed(number: int, packing: PackingPlan | None = None) -> wire.HandOver:
-    packing = packing or packed()
-    return wire.HandOver(
-        save=number,
-        payload_bytes=packing.layout.payload_bytes,
-        document_bytes=len(packing.document),
-        declaration_offset=packing.layout.declaration_offset,
-        declaration_bytes=len(packing.layout.declaration),
-        replicas="abort",
-        stall_us=0,
-        fault_in_us=0,
-        unchanged="ignore",
-        references=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +55,8 @@ def test_a_host_that_does_not_tell_is_not_crowded(tmp_path: Path) -> None:
 def test_what_is_kept_is_due_once_there_is_room_or_the_time_is_over() -> None:
     answers = [True, True, False]
     patience = CrowdPatience(lambda: answers.pop(0))
-    first, second = handed(1), handed(2)
+    packing = packed()
+    first, second = handed(1, packing), handed(2, packing)
     assert patience.due(0) is None
     patience.keep(first, 0)
     assert [patience.due(1), patience.due(2), patience.due(3)] == [None, None, first]

@@ -15,7 +15,7 @@ from typing import Final
 
 from ckpt.base.errors import Aborted, CkptError
 from ckpt.base.ids import RunName, Step
-from ckpt.base.units import KiB
+from ckpt.base.units import US_PER_S, KiB
 from ckpt_client.environment import RankPlace
 from ckpt_client.save.calls import let_return
 from ckpt_client.save.copying import Copier, HalfWriter
@@ -153,15 +153,21 @@ class Staging:
             warn(f"{self.run}@{self.step} was skipped: the arena is full")
             save.skip()
             return
-        self.stager.hand_over(
-            self.number,
-            save,
-            self.packing,
-            replicas=self.settings.replicas,
-            unchanged=self.settings.unchanged,
-            references=self.settings.references,
+        layout, settings = self.packing.layout, self.settings
+        message = wire.HandOver(
+            save=self.number,
+            payload_bytes=layout.payload_bytes,
+            document_bytes=len(self.packing.document),
+            declaration_offset=layout.declaration_offset,
+            declaration_bytes=len(layout.declaration),
+            replicas=settings.replicas,
+            stall_us=int(save.stall_s * US_PER_S),
+            fault_in_us=int(save.fault_in_s * US_PER_S),
+            unchanged=settings.unchanged,
+            references=settings.references,
             metrics=self.metrics,
         )
+        self.stager.hand_over(save, message)
 
     def _copied(self, copier: Copier, on_queued: Callable[[], None] = _nothing) -> float | None:
         """Ask for memory and copy into it: the seconds that its first touch took, None when the

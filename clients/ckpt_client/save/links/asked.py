@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt.base.errors import Aborted
-from ckpt.base.units import US_PER_S
-from ckpt_client.save.handle import Save
-from ckpt_client.save.packing import PackingPlan
 from ckpt_client.stager import wire
 
 
@@ -48,29 +45,6 @@ class AskedSave:
     def is_lost(self) -> bool:
         """Nobody stages it any more."""
         return self.owner is not None and self.owner() is None
-
-    def handing_over(
-        self,
-        save: Save,
-        packing: PackingPlan,
-        policies: tuple[str, str, bool],
-        metrics: dict[str, float],
-    ) -> wire.HandOver:
-        """What ends it when all of it is staged. policies: replicas, unchanged, references."""
-        replicas, unchanged, references = policies
-        return wire.HandOver(
-            save=self.number,
-            payload_bytes=packing.layout.payload_bytes,
-            document_bytes=len(packing.document),
-            declaration_offset=packing.layout.declaration_offset,
-            declaration_bytes=len(packing.layout.declaration),
-            replicas=replicas,
-            stall_us=int(save.stall_s * US_PER_S),
-            fault_in_us=int(save.fault_in_s * US_PER_S),
-            unchanged=unchanged,
-            references=references,
-            metrics=metrics,
-        )
 
     def giving_back(self, world_size: int, why: str) -> wire.FromTrainer:
         """What ends it when nothing was staged: other ranks that save the step hear of it."""

@@ -221,24 +221,14 @@ class StagerLink:
                 self._send(message, None if asked is None else asked.sent)
             self._asked.pop(number, None)
 
-    def hand_over(
-        self,
-        number: int,
-        save: Save,
-        packing: PackingPlan,
-        *,
-        replicas: str,
-        unchanged: str,
-        references: bool,
-        metrics: dict[str, float],
-    ) -> None:
+    def hand_over(self, save: Save, message: wire.HandOver) -> None:
         """Hand the save over to the stager; `save` hears how it ends."""
+        number = message.save
         asked = self._asked[number]
         try:
             with self._lock:
                 self._pending[number] = save
-            policies = (replicas, unchanged, references)
-            self._send(asked.handing_over(save, packing, policies, metrics), asked.sent)
+            self._send(message, asked.sent)
             self._asked.pop(number, None)
         except BaseException as error:
             if not asked.sent:
