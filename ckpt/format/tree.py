@@ -98,6 +98,21 @@ def decode_tree(document: Buffer) -> Node:
     return _unpack(decode_body(_DECODER, unwrap(MAGIC, VERSION, document, TABLE_BYTES_MAX)), 0)
 
 
+def leaf_names(node: Node) -> Iterable[str]:
+    """Names of the tensors in a tree, in its order."""
+    match node:
+        case LeafNode(name):
+            yield name
+        case DictNode(items):
+            for _, child in items:
+                yield from leaf_names(child)
+        case ListNode(children) | TupleNode(children):
+            for child in children:
+                yield from leaf_names(child)
+        case ScalarNode():
+            return
+
+
 def path_text(path: Path) -> str:
     """The path as text; two paths never give the same one. The root is the empty text. Raises
     Refused by path for a step that no tree has, such as a float.

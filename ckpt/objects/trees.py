@@ -62,21 +62,6 @@ def decode_trees(raw: bytes) -> dict[Rank, Node]:
     return found
 
 
-def leaf_names(node: Node) -> Iterable[str]:
-    """Names of the tensors in a tree, in its order."""
-    match node:
-        case LeafNode(name):
-            yield name
-        case DictNode(items):
-            for _, child in items:
-                yield from leaf_names(child)
-        case ListNode(children) | TupleNode(children):
-            for child in children:
-                yield from leaf_names(child)
-        case ScalarNode():
-            return
-
-
 def _add_rank(ranks: list[Json], rank: int) -> None:
     last = ranks[-1] if ranks else None
     if isinstance(last, list) and last[1] == rank - 1:

@@ -14,12 +14,20 @@ from hypothesis import strategies as st
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import Generation, Rank
 from ckpt.format.dtypes import dtype_name
-from ckpt.format.tree import DictNode, LeafNode, ListNode, Node, ScalarNode, TupleNode
+from ckpt.format.tree import (
+    DictNode,
+    LeafNode,
+    ListNode,
+    Node,
+    ScalarNode,
+    TupleNode,
+    leaf_names,
+)
 from ckpt.objects import names
 from ckpt.objects.elements import element_of
 from ckpt.objects.grid import Region, cut
 from ckpt.objects.planning import WriteOptions, make_plan
-from ckpt.objects.trees import decode_trees, encode_trees, leaf_names
+from ckpt.objects.trees import decode_trees, encode_trees
 from ckpt.plan.boxes import intersect
 from tests.objects.sources import HEADER, MemorySource
 

@@ -18,8 +18,7 @@ from ckpt.format.checksum import Xxh3, xxh3_128
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.index.pages import IndexBox, IndexTensor
 from ckpt.format.table import Meaning
-from ckpt.format.tree import encode_tree
-from ckpt.objects.trees import leaf_names
+from ckpt.format.tree import encode_tree, leaf_names
 from ckpt_client.load.batches import Batch, WholeBox, batches
 from ckpt_client.load.reading import Reading
 

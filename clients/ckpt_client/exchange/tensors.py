@@ -19,9 +19,9 @@ from ckpt.base.units import MiB
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.index.pages import IndexTensor
 from ckpt.format.table import Meaning
+from ckpt.format.tree import leaf_names
 from ckpt.objects.grid import cut
 from ckpt.objects.source import Array, Source, Wish
-from ckpt.objects.trees import leaf_names
 
 PIECE_BYTES: Final = 16 * MiB
 """What is in memory at once."""

@@ -12,8 +12,7 @@ from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.index.pages import IndexTensor
 from ckpt.format.table import Meaning
-from ckpt.format.tree import Node
-from ckpt.objects.trees import leaf_names
+from ckpt.format.tree import Node, leaf_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,21 +280,6 @@ def scalars_of(root: Node) -> dict[str, ScalarNode]:
     return found
 
 
-def leaf_nodes(root: Node) -> Iterator[LeafNode]:
-    """The tensors of a tree, depth first."""
-    match root:
-        case DictNode(items):
-            for _, child in items:
-                yield from leaf_nodes(child)
-        case ListNode(items) | TupleNode(items):
-            for child in items:
-                yield from leaf_nodes(child)
-        case LeafNode():
-            yield root
-        case ScalarNode():
-            return
-
-
 def _place_of(array: AnyArray) -> Hashable:
     """Equal for arrays that are the same elements of the same memory."""
     return address_of(array), array.dtype, array.shape, array.strides

@@ -23,10 +23,11 @@ from ckpt.format.tree import (
     ScalarNode,
     SequenceIndex,
     TupleNode,
+    leaf_names,
     path_text,
     step_text,
 )
-from ckpt_client.load.trees import children_of, leaf_nodes
+from ckpt_client.load.trees import children_of
 from ckpt_client.save.state import unflatten
 from ckpt_torch.boxes import is_tensor
 from ckpt_torch.tree import PICKLE_KEY, VALUE_KEY, is_container, leaves
@@ -88,7 +89,7 @@ class SequenceWalk:
         if len(stored.items) == len(here):
             for number, (child, node) in enumerate(zip(here, stored.items, strict=True)):
                 self._compare(child, node, (*path, SequenceIndex(number)))
-        elif _is_fixed(here) or any(True for _ in leaf_nodes(stored)):
+        elif _is_fixed(here) or any(True for _ in leaf_names(stored)):
             raise Refused(
                 f"{path_text(path)}: {len(stored.items)} items in the checkpoint, {len(here)} here",
                 hint="load into as many items, or take all with ckpt_torch.load_whole",

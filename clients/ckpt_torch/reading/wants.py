@@ -17,11 +17,11 @@ from ckpt.base.errors import Refused
 from ckpt.base.ids import Rank
 from ckpt.format.dtypes import dtype_of
 from ckpt.format.table import Meaning
-from ckpt.format.tree import Scalar
+from ckpt.format.tree import Scalar, leaf_names
 from ckpt_client.fs.metadata_names import METADATA
 from ckpt_client.load.contents import Contents, Want
 from ckpt_client.load.plan import check_places
-from ckpt_client.load.trees import are_global, leaf_nodes, listed, scalars_of
+from ckpt_client.load.trees import are_global, listed, scalars_of
 from ckpt_client.save.arrays import AnyArray
 from ckpt_client.warn import warn
 from ckpt_torch.boxes import LocalBox, held, is_tensor
@@ -235,7 +235,7 @@ class StateWants:
         if not objects:
             return
         tree = self.contents.tree(mine)
-        saved = {node.name for node in leaf_nodes(tree)} | set(self.contents.values(mine))
+        saved = set(leaf_names(tree)) | set(self.contents.values(mine))
         unseen = sorted(saved.difference(self._seen))
         rest = [one for one in unseen if one.partition("/")[0] in objects]
         if rest:
