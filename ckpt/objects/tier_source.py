@@ -18,7 +18,7 @@ from typing import Final, Self
 import numpy as np
 
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.base.errors import Corrupt, PeerError
+from ckpt.base.errors import Corrupt
 from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.base.units import US_PER_S
 from ckpt.format.documents.record import CommitRecord, decode_record
@@ -98,9 +98,7 @@ class TierSource:
             rpc = RpcClient(address, Caller(secret, Role.READER, name))
             held.callback(rpc.close)
             question = Resolve(run, step, timeout_us=int(timeout_s * US_PER_S), only=only)
-            resolved, bulk = rpc.call(question, timeout_s=timeout_s + ANSWER_SLACK_S)
-            if not isinstance(resolved, Resolved):
-                raise PeerError(f"the coordinator answered with a {type(resolved).__name__}")
+            resolved, bulk = rpc.ask(question, Resolved, timeout_s=timeout_s + ANSWER_SLACK_S)
             held.callback(rpc.tell, ReleasePin(resolved.pin))
             record = decode_record(bulk)
             finder = held.enter_context(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.base.errors import CkptError, Corrupt, Lost, PeerError, Unavailable
+from ckpt.base.errors import CkptError, Corrupt, Lost, Unavailable
 from ckpt.base.ids import CheckpointId, PayloadId, Rank
 from ckpt.format.messages.loading import DamageJudged, ReportDamage
 from ckpt.protocol.losses import loss_text
@@ -34,10 +34,7 @@ def have_judged(rpc: RpcClient, checkpoint: CheckpointId, error: CkptError) -> D
             subject, index = PayloadId(checkpoint, Rank(0)), True
     reading = checkpoint if subject.checkpoint != checkpoint else None
     message = ReportDamage(subject, error.message, index=index, reading=reading)
-    judged, _ = rpc.call(message, timeout_s=JUDGE_TIMEOUT_S)
-    if not isinstance(judged, DamageJudged):
-        raise PeerError(f"the coordinator answered with a {type(judged).__name__}")
-    return judged
+    return rpc.ask(message, DamageJudged, timeout_s=JUDGE_TIMEOUT_S)[0]
 
 
 @contextmanager

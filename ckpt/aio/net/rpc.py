@@ -24,8 +24,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from ckpt.aio.clock import draw, now_us
 from ckpt.aio.descriptors import DescriptorMark, closed_outside
@@ -33,7 +32,14 @@ from ckpt.aio.net.address import parse_server
 from ckpt.aio.net.link import Link, LinkClosed, LinkDrained, LinkOpened, LinkReceived
 from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.threads import start_thread
-from ckpt.base.errors import CkptError, Refused, Unauthorized, Unavailable, error_from_wire
+from ckpt.base.errors import (
+    CkptError,
+    PeerError,
+    Refused,
+    Unauthorized,
+    Unavailable,
+    error_from_wire,
+)
 from ckpt.base.rests import Rests
 from ckpt.base.system_errors import Scarce
 from ckpt.base.units import US_PER_S
@@ -53,6 +59,7 @@ TELL_MAX: Final = 1024
 
 OnPush = Callable[[int, Message, memoryview], None]
 OnOpened = Callable[[Established], None]
+Reply = TypeVar("Reply")
 _EMPTY: Final = memoryview(b"")
 
 
@@ -142,12 +149,7 @@ class RpcClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -195,6 +197,17 @@ class RpcClient:
         if call.reply is None:
             raise self.unanswered(timeout_s)
         return call.reply, call.reply_bulk
+
+    def ask(
+        self, message: Message, reply: type[Reply], bulk: Buffer = b"", *,
+        timeout_s: float = 10.0, look: Callable[[], None] | None = None,
+    ) -> tuple[Reply, memoryview]:  # fmt: skip
+        """`call`, where there is one kind of reply. Raises PeerError for another one."""
+        answer, answer_bulk = self.call(message, bulk, timeout_s=timeout_s, look=look)
+        if not isinstance(answer, reply):
+            who = self._caller.server_role.value
+            raise PeerError(f"the {who} answered with a {type(answer).__name__}")
+        return answer, answer_bulk
 
     def tell(self, message: Message, bulk: Buffer = b"", *, request: int = 0) -> None:
         """Send what is not answered, or answers a push's `request`.

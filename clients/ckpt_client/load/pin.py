@@ -14,7 +14,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.base.errors import CkptError, Lost, PeerError
+from ckpt.base.errors import CkptError, Lost
 from ckpt.base.ids import CheckpointId, PayloadId, Step
 from ckpt.base.printable import printable
 from ckpt.base.units import US_PER_S
@@ -96,11 +96,9 @@ class Pinned:
         waiting = WaitNotice(
             f"the load of {question.run} waits for the coordinator at {rpc.address}"
         )
-        reply, bulk = rpc.call(
-            question, timeout_s=patience_s, look=lambda: waiting.say(rpc.trouble)
+        reply, bulk = rpc.ask(
+            question, Resolved, timeout_s=patience_s, look=lambda: waiting.say(rpc.trouble)
         )
-        if not isinstance(reply, Resolved):
-            raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
         found = reply.info.checkpoint
         if question.only is not None and found.generation != question.only:
             wanted = f"{question.run}@{question.step}#{question.only}"
@@ -183,9 +181,8 @@ class Pinned:
             asked.run, asked.launch, asked.rank, asked.turn, checkpoint,
             int(self.timeout_s * US_PER_S), asked.step,
         )  # fmt: skip
-        reply, _ = self._connection().call(message, timeout_s=self.timeout_s + ANSWER_SLACK_S)
-        if not isinstance(reply, LoadConfirmed):
-            raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
+        patience_s = self.timeout_s + ANSWER_SLACK_S
+        reply, _ = self._connection().ask(message, LoadConfirmed, timeout_s=patience_s)
         if not reply.superseded:
             self._confirmed = checkpoint
             step = checkpoint.step

@@ -296,10 +296,8 @@ def _ask(asked: _Question, peers: Mapping[TargetId, RpcClient]) -> _Found:
         return _Found(asked, "away")
     try:
         question = VerifyColumn(asked.id, asked.documents)
-        answer, _ = peer.call(question, timeout_s=COLUMN_TIMEOUT_S)
+        answer, _ = peer.ask(question, ColumnVerified, timeout_s=COLUMN_TIMEOUT_S)
     except CkptError:
-        return _Found(asked, "away")
-    if not isinstance(answer, ColumnVerified):
         return _Found(asked, "away")
     if answer.missing:
         return _Found(asked, "missing", answer)

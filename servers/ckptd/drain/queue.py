@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final, TypeVar
 
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.base.errors import Aborted, CkptError, Fenced, PeerError
+from ckpt.base.errors import Aborted, CkptError, Fenced
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.format.messages import Message
 from ckpt.format.messages.drains import (
@@ -101,10 +101,7 @@ class QueueClient:
         return self._call(TakePart(self._policy.url, self._worker, id, slot, done), PartTaken)
 
     def _call(self, message: Message, kind: type[Answer], bulk: bytes = b"") -> Answer:
-        answer, _ = self._rpc.call(message, bulk, timeout_s=ANSWER_S)
-        if not isinstance(answer, kind):
-            raise PeerError(f"the coordinator answered with a {type(answer).__name__}")
-        return answer
+        return self._rpc.ask(message, kind, bulk, timeout_s=ANSWER_S)[0]
 
 
 class SharedParts:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.base.errors import Aborted, PeerError
+from ckpt.base.errors import Aborted
 from ckpt.base.ids import ColumnNumber
 from ckpt.base.units import US_PER_S
 from ckpt.format.documents.record import decode_record
@@ -49,9 +49,7 @@ def located(
     question = Resolve(
         id.run, id.step, timeout_us=int(READ_S * US_PER_S), only=id.generation, for_repair=True
     )  # fmt: skip
-    resolved, bulk = rpc.call(question, timeout_s=READ_S + ANSWER_S)
-    if not isinstance(resolved, Resolved):
-        raise PeerError(f"the coordinator answered with a {type(resolved).__name__}")
+    resolved, bulk = rpc.ask(question, Resolved, timeout_s=READ_S + ANSWER_S)
     try:
         record = decode_record(bulk)
         if record.info.checkpoint != id:

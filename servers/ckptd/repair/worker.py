@@ -13,16 +13,15 @@ import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import Final
 
 from ckpt.aio.clock import draw
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.aio.threads import start_thread
-from ckpt.base.errors import CkptError, Fenced, PeerError
+from ckpt.base.errors import CkptError, Fenced
 from ckpt.base.ids import ColumnNumber, PayloadId
 from ckpt.base.rests import Rests
 from ckpt.base.units import US_PER_S, MiB
-from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.repairs import (
     EndRepair,
@@ -50,8 +49,6 @@ HANDS: Final = 2
 MEMORY_BYTES_MAX: Final = 160 * MiB
 """Of all hands' windows and connections, but for one payload that has more by itself."""
 SCARCE: Final = "more memory, processes or descriptors for the repair worker"
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,8 @@ class RepairWorker:
         try:
             while not stopped.is_set():
                 try:
-                    leased = self._call(LeaseRepair(self._name), RepairLeased)
+                    question = LeaseRepair(self._name)
+                    leased, _ = self._rpc.ask(question, RepairLeased, timeout_s=ANSWER_S)
                     if leased.payload is None:
                         self._rest()
                         stopped.wait(poll_s)
@@ -131,7 +129,8 @@ class RepairWorker:
         if lease.lost.is_set():
             return
         with suppress(Fenced):
-            noted = self._call(EndRepair(self._name, payload, error[:ERROR_CHARS_MAX]), RepairNoted)
+            message = EndRepair(self._name, payload, error[:ERROR_CHARS_MAX])
+            noted, _ = self._rpc.ask(message, RepairNoted, timeout_s=ANSWER_S)
             if error:
                 self._report("error", "not made again", {**fields, "reason": error})
             else:
@@ -174,12 +173,6 @@ class RepairWorker:
         self._pace.wait_turn(size)
         self._process.pace.wait_turn(size)
         lease.read_bytes += size
-
-    def _call(self, message: Message, kind: type[Answer]) -> Answer:
-        answer, _ = self._rpc.call(message, timeout_s=ANSWER_S)
-        if not isinstance(answer, kind):
-            raise PeerError(f"the coordinator answered with a {type(answer).__name__}")
-        return answer
 
 
 class RepairHeartbeat:

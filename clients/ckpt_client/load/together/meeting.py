@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from ckpt.aio.net.rpc import RpcClient
-from ckpt.base.errors import PeerError
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Role, Wire
 from ckpt.format.messages.sharing import ReadsShared
@@ -75,7 +74,4 @@ def ask_shared(
     rpc: RpcClient, message: Message, bulk: bytes, timeout_s: float
 ) -> tuple[ReadsShared, memoryview]:
     """One question of those that share reads, and its answer."""
-    reply, spans = rpc.call(message, bulk, timeout_s=timeout_s + ANSWER_SLACK_S)
-    if not isinstance(reply, ReadsShared):
-        raise PeerError(f"the coordinator answered with a {type(reply).__name__}")
-    return reply, spans
+    return rpc.ask(message, ReadsShared, bulk, timeout_s=timeout_s + ANSWER_SLACK_S)
