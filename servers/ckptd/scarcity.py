@@ -23,6 +23,8 @@ def scarcity_is_unavailable(hint: str) -> Iterator[None]:
     except MemoryError as error:
         raise Unavailable(f"not enough memory: {error}", hint=hint) from error
     except OSError as error:
+        if error.errno == errno.ENOMEM:  # As mmap says it.
+            raise Unavailable(f"not enough memory: {error}", hint=hint) from error
         if error.errno not in NO_DESCRIPTOR:
             raise
         raise Unavailable(f"no descriptor is left: {error}", hint=hint) from error

@@ -15,6 +15,7 @@ from ckptd.scarcity import NO_THREAD, scarcity_is_unavailable
     "lacks",
     [
         MemoryError("of 1 GiB"),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
         RuntimeError(NO_THREAD),
         OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
         OSError(errno.ENFILE, os.strerror(errno.ENFILE)),

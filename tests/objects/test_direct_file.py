@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from ckpt.base.errors import CkptError
 from ckpt.objects.sinks import direct_file
 from ckpt.objects.sinks.direct_file import BLOCK_BYTES, Blocks, DirectWriter, checksum, read_range
+from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.sinks.sink import at_once
 
 CONTENT = bytes(range(251)) * (2 * BLOCK_BYTES // 251) + b"the end"
@@ -77,3 +82,25 @@ def test_a_full_disk_is_an_error_of_its_own(tmp_path: Path) -> None:
         writer.finish()
     writer.close()
     os.close(descriptor)
+
+
+@contextmanager
+def no_block() -> Iterator[None]:
+    """This process gets no memory for one."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size + BLOCK_BYTES // 2, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_who_gets_no_memory_keeps_no_descriptor_and_leaves_no_file(tmp_path: Path) -> None:
+    FileSink(tmp_path).put("a", b"x")
+    sink, before = FileSink(tmp_path), len(os.listdir("/proc/self/fd"))
+    for ask in (lambda: sink.checksum("a"), lambda: sink.put("b", b"y")):
+        with no_block(), pytest.raises((CkptError, OSError, MemoryError)):
+            ask()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert os.listdir(tmp_path) == ["a"]

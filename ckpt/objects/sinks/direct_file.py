@@ -54,6 +54,7 @@ class DirectWriter:
     """I append to an open, empty file; I own a block until `close`."""
 
     def __init__(self, descriptor: int, blocks: Blocks) -> None:
+        """Raises MemoryError, OSError where there is no memory for a block."""
         self._descriptor = descriptor
         self._blocks = blocks
         self._block = blocks.take()
@@ -98,9 +99,10 @@ class DirectWriter:
 
 def checksum(path: Path, blocks: Blocks, wait_turn: Callable[[], None]) -> tuple[int, int]:
     """Length and CRC-32 of a file, from the device. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     block = blocks.take()
+    descriptor = -1
     try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         set_direct(descriptor, True)
         length = crc = 0
         while True:
@@ -119,7 +121,8 @@ def checksum(path: Path, blocks: Blocks, wait_turn: Callable[[], None]) -> tuple
                 set_direct(descriptor, False)  # The end: what comes, if anything, is not aligned.
     finally:
         blocks.give_back(block)
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def read_range(path: Path, start: int, end: int) -> memoryview:

@@ -168,7 +168,14 @@ class _FileUpload:
 
     def __enter__(self) -> Self:
         self._descriptor = _told(str(self._path), self._begun)
-        self._writer = DirectWriter(self._descriptor, self._blocks)
+        try:
+            self._writer = _told(
+                str(self._path), lambda: DirectWriter(self._descriptor, self._blocks)
+            )
+        except BaseException:
+            os.close(self._descriptor)
+            self._aside.unlink(missing_ok=True)
+            raise
         return self
 
     def __exit__(
