@@ -9,12 +9,13 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def no_descriptors() -> Iterator[None]:
-    """All numbers below the limit are in use."""
-    free = os.open(os.devnull, os.O_RDONLY)
-    os.close(free)
+def no_descriptors(left: int = 0) -> Iterator[None]:
+    """All numbers below the limit are in use, but for so many."""
+    free = [os.open(os.devnull, os.O_RDONLY) for _ in range(left + 1)]
+    for one in free:
+        os.close(one)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(free), hard))
     try:
         yield
     finally:

@@ -7,6 +7,7 @@ where it is needed and never travels: not over a socket, not in an argument, not
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -16,6 +17,7 @@ from typing import Final
 
 from ckpt.aio.durable import sync_directory
 from ckpt.base.errors import Refused, Unauthorized
+from ckpt.base.system_errors import system_error
 
 SECRET_BYTES: Final = 32
 _FILE_BYTES_MAX: Final = 4096
@@ -53,13 +55,18 @@ def find_secret_file(
 
 
 def read_secret(path: Path) -> bytes:
-    """Its bytes. Raises Unauthorized when it is absent, Refused when it is exposed or malformed."""
+    """Its bytes. Raises Unauthorized when it is absent, Refused when it is exposed or malformed,
+    Scarce where nothing can be opened now.
+    """
     try:
         _check_is_file(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
+        what = f"cannot read the cluster's secret {path}"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise system_error(what, error) from None
         raise Unauthorized(
-            f"cannot read the cluster's secret {path}: {error.strerror}",
+            f"{what}: {error.strerror}",
             hint="set CKPT_SECRET_FILE to a copy of it; if the cluster is new, "
             f"`openssl rand -hex {SECRET_BYTES}` makes one",
         ) from None

@@ -68,16 +68,20 @@ def bulks_of(loop: asyncio.AbstractEventLoop) -> BulkPoll | None:
     return loop.bulks if isinstance(loop, BulkLoop) else None
 
 
-def selector_with_bell() -> tuple[BulkSelector, int]:
-    """And the eventfd that another thread rings. Raises Scarce where the system gives no
-    descriptors.
-    """
+def bell() -> int:
+    """An eventfd for another thread to ring. Raises Scarce."""
     with _descriptors():
-        bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+
+def selector_with_bell() -> tuple[BulkSelector, int]:
+    """And its bell. Raises Scarce where the system gives no descriptors."""
+    with _descriptors():
+        made = bell()
         try:
-            return BulkSelector(), bell
+            return BulkSelector(), made
         except OSError:
-            os.close(bell)
+            os.close(made)
             raise
 
 

@@ -27,6 +27,7 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.lending import Lendable
 from ckpt.aio.net.link import Link, LinkClosed, LinkDrained, LinkEvent, LinkOpened, LinkReceived
 from ckpt.aio.net.link_loop import LinkLoop
+from ckpt.aio.selecting import bell
 from ckpt.aio.threads import start_thread
 from ckpt.base.errors import CkptError, NoSpace
 from ckpt.base.ids import ColumnNumber, PayloadId, RunName
@@ -57,10 +58,14 @@ class PayloadSender:
     """
 
     def __init__(self, options: SenderOptions) -> None:
-        """Raises Scarce where the system has no thread left."""
-        self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable when `results` has something."""
+        """Raises Scarce where the system has no thread or descriptor left."""
         self._loop = LinkLoop()
+        try:
+            self.wakeup_fd = bell()
+            """Readable when `results` has something."""
+        except BaseException:
+            self._loop.shut()
+            raise
         self._links = TargetLinks(self._loop, options)
 
         #: Payloads under way, oldest first. The send thread replaces it and never changes it, so

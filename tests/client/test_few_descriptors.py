@@ -8,6 +8,8 @@ import os
 import resource
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,10 +18,14 @@ import pytest
 
 import ckpt
 from ckpt.aio.descriptors import RAISED_MAX
+from ckpt.aio.secret import make_secret
 from ckpt.base.system_errors import Scarce
 from ckpt.native.isal import find_isal
 from ckpt.native.libcrypto import find_libcrypto
 from ckpt.native.library import find_library
+from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
+from ckpt_client.fs.sender import FileSender
+from ckpt_client.locate import Locator
 from tests.client.clikit import run
 from tests.client.test_stager_process import Bench
 from tests.no_descriptors import no_descriptors
@@ -85,6 +91,35 @@ def test_a_stager_may_open_what_the_system_allows_whatever_its_trainer_may(tmp_p
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] == allowed
+
+
+def payload_sender(_: Path) -> PayloadSender:
+    return PayloadSender(SenderOptions(bytes(32), "few"))
+
+
+def file_sender(directory: Path) -> FileSender:
+    secret_file = directory / "secret"
+    if not secret_file.exists():
+        make_secret(secret_file)
+    return FileSender(Locator("", "127.0.0.1:1"), secret_file, lambda _: None)
+
+
+@pytest.mark.parametrize("make", [payload_sender, file_sender])
+def test_who_cannot_begin_to_send_keeps_no_descriptor_and_no_thread(
+    make: Callable[[Path], PayloadSender | FileSender], tmp_path: Path
+) -> None:
+    make(tmp_path).close()
+    before, running = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for left in range(8):
+        try:
+            with no_descriptors(left):
+                made = make(tmp_path)
+        except Scarce:
+            assert len(os.listdir("/proc/self/fd")) == before, left
+            assert threading.active_count() == running, left
+        else:
+            made.close()
+    assert made, "so many are enough"
 
 
 def test_a_library_that_cannot_be_opened_now_is_not_missing() -> None:

@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,7 @@ from ckpt.aio.clock import now_us
 from ckpt.aio.net.link import Link, LinkClosed, LinkOpened, LinkReceived
 from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.aio.secret import read_secret
+from ckpt.aio.selecting import bell
 from ckpt.aio.threads import start_thread
 from ckpt.base.errors import Aborted, CkptError, Unavailable, error_from_wire
 from ckpt.base.ids import CheckpointId, PayloadId, Rank, RunName, Step
@@ -93,7 +95,7 @@ class FileSender:
     ) -> None:
         """on_committed hears on my thread of a commit that named a file of mine.
 
-        Raises Scarce where the system has no thread left.
+        Raises Scarce where the system has no thread or descriptor left.
         """
         self._locator = locator
         self._on_committed = on_committed
@@ -102,11 +104,8 @@ class FileSender:
         self._machine = StagerMachine(
             identity, StagerConfig(half_count=FILES_MAX, dial_us=dial_us())
         )
-        self._sender = PayloadSender(SenderOptions(secret=self._secret, name=client_name()))
-        self._loop = LinkLoop()
         self._link: Link | None = None
         self._session_open = False
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         #: Guards the next three where my thread's end meets the other threads.
         self._lock = threading.Lock()
         #: Why my thread has ended.
@@ -121,6 +120,13 @@ class FileSender:
         self._halves: dict[int, int] = {}
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ckpt-files", daemon=True)
+        with ExitStack() as held:
+            self._loop = LinkLoop()
+            held.callback(self._loop.shut)
+            self._wake = bell()
+            held.callback(os.close, self._wake)
+            self._sender = PayloadSender(SenderOptions(secret=self._secret, name=client_name()))
+            held.pop_all()
         _senders.add(self)
         try:
             start_thread(self._thread)
