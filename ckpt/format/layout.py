@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from ckpt.base.errors import Refused
 from ckpt.base.limits import (
     BLOCK_BYTES,
     CELL_BYTES_DEFAULT,
@@ -70,6 +71,16 @@ class Layout(Struct, frozen=True, gc=False):
         """The layout for a new payload: small payloads get smaller cells."""
         needed = align_up(-(-payload_bytes // code.k), PAGE_BYTES)
         return cls(code, payload_bytes, max(PAGE_BYTES, min(cell_bytes, needed)))
+
+    @classmethod
+    def said(cls, code: str, payload_bytes: int, cell_bytes: int) -> Layout:
+        """What a peer says; raises Refused for numbers that no plan has."""
+        parsed = Code.parse(code)
+        if not PAGE_BYTES <= cell_bytes <= CELL_BYTES_MAX or cell_bytes % PAGE_BYTES:
+            raise Refused(f"cells of {cell_bytes} bytes")
+        if not 0 <= payload_bytes <= PAYLOAD_BYTES_MAX:
+            raise Refused(f"a payload of {payload_bytes} bytes")
+        return cls(parsed, payload_bytes, cell_bytes)
 
     @property
     def stripe_bytes(self) -> int:

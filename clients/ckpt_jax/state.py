@@ -73,10 +73,7 @@ def save(
     with turn:
         overlaps = staging_overlaps(staging)
         turn.say(metrics)
-        known = recall(store, rank, world_size)
-        packing = known.packing(state) if known is not None else None
-        if packing is None:
-            packing = _learnt(store, turn.lay_out, state)
+        packing = _packing_of(store, turn.lay_out, state)
         turn.take(checked_finite(packing) if check_finite else packing)
         copier = JaxCopier(packing, watched=overlaps)
     return turn.overlap(copier) if overlaps else turn.stage(copier)
@@ -93,10 +90,7 @@ def prepare(store: Store, state: object) -> Future[None]:
     """
     rank, world_size = jax.process_index(), jax.process_count()
     preparation = store.preparation(rank=rank, world_size=world_size)
-    known = recall(store, rank, world_size)
-    packing = known.packing(state) if known is not None else None
-    if packing is None:
-        packing = _learnt(store, preparation.lay_out, state)
+    packing = _packing_of(store, preparation.lay_out, state)
     return preparation.begin(packing, JaxCopier(packing, watched=False))
 
 
@@ -138,10 +132,16 @@ def _struct_of(leaf: object) -> object:
     return leaf
 
 
-def _learnt(store: Store, lay_out: Callable[[object], PackingPlan], state: object) -> PackingPlan:
-    """The state laid out, and its form remembered: of nodes of ours, since another thread may
-    change the caller's between two looks at them.
+def _packing_of(
+    store: Store, lay_out: Callable[[object], PackingPlan], state: object
+) -> PackingPlan:
+    """The state laid out as the last one of its form, else its form remembered: of nodes of ours,
+    since another thread may change the caller's between two looks at them.
     """
+    known = recall(store, jax.process_index(), jax.process_count())
+    packing = known.packing(state) if known is not None else None
+    if packing is not None:
+        return packing
     try:
         taken = rebuilt(state, lambda _, leaf: leaf)
     except Exception:  # Nodes of users may not be made twice; what is amiss is said below.

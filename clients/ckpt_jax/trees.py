@@ -7,7 +7,7 @@ back goes into the caller's own nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
 import jax
@@ -27,36 +27,38 @@ from ckpt_client.load.trees import children_of
 
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None))
 Leaf = Callable[[str, object], object]
+_Made = Callable[[object, Mapping[Key, object]], object]
+"""What stands for a registered node, of which the parts are known."""
 
 
-def mapped(node: object, leaf: Leaf, path: Path = ()) -> object:
+def mapped(tree: object, leaf: Leaf) -> object:
     """The tree with `leaf(name, value)` for each leaf; registered nodes become dicts of parts."""
-    if type(node) is dict:
-        return {key: mapped(child, leaf, (*path, key)) for key, child in node.items()}
-    if type(node) is list or type(node) is tuple:
-        return type(node)(
-            mapped(child, leaf, (*path, SequenceIndex(n))) for n, child in enumerate(node)
-        )
-    parts = None if is_leaf(node) else _parts(node)
-    if parts is None:
-        return leaf(path_text(path), node)
-    return {key: mapped(child, leaf, (*path, key)) for key, child in parts.items()}
+    return _walked(tree, leaf, (), lambda _, parts: parts)
 
 
-def rebuilt(node: object, leaf: Leaf, path: Path = ()) -> object:
+def rebuilt(tree: object, leaf: Leaf) -> object:
     """The same nodes with `leaf(name, value)` in the place of each leaf."""
+    return _walked(tree, leaf, (), _like)
+
+
+def _walked(node: object, leaf: Leaf, path: Path, made: _Made) -> object:
     if type(node) is dict:
-        return {key: rebuilt(child, leaf, (*path, key)) for key, child in node.items()}
+        return {key: _walked(child, leaf, (*path, key), made) for key, child in node.items()}
     if type(node) is list or type(node) is tuple:
         return type(node)(
-            rebuilt(child, leaf, (*path, SequenceIndex(n))) for n, child in enumerate(node)
+            _walked(child, leaf, (*path, SequenceIndex(n)), made) for n, child in enumerate(node)
         )
     parts = None if is_leaf(node) else _parts(node)
     if parts is None:
         return leaf(path_text(path), node)
+    walked = {key: _walked(child, leaf, (*path, key), made) for key, child in parts.items()}
+    return made(node, walked)
+
+
+def _like(node: object, parts: Mapping[Key, object]) -> object:
+    """A node of the same kind, of these parts."""
     _, shape = tree_util.tree_flatten(node, is_leaf=lambda child: child is not node)
-    children = [rebuilt(child, leaf, (*path, key)) for key, child in parts.items()]
-    return tree_util.tree_unflatten(shape, children)
+    return tree_util.tree_unflatten(shape, parts.values())
 
 
 def check_lengths(like: object, stored: Node | None, path: Path = ()) -> None:

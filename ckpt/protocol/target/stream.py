@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ckpt.base.errors import Corrupt, Refused
 from ckpt.base.ids import ColumnId
-from ckpt.base.limits import CELL_BYTES_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
-from ckpt.erasure.code import Code
+from ckpt.base.limits import PAGE_BYTES
 from ckpt.format.checksum import crc32_combine, xxh3_128
 from ckpt.format.column import (
     ColumnHeader,
@@ -111,15 +110,10 @@ class Stream:
 
 def layout_of(message: BeginColumn) -> Layout:
     """The plan's layout; raises Refused for numbers that no plan has."""
-    code = Code.parse(message.code)
-    if not 0 <= message.column.column < code.n:
-        raise Refused(f"column {message.column.column} is not one of code {code}")
-    cell_bytes = message.cell_bytes
-    if not PAGE_BYTES <= cell_bytes <= CELL_BYTES_MAX or cell_bytes % PAGE_BYTES:
-        raise Refused(f"cells of {cell_bytes} bytes")
-    if not 0 <= message.payload_bytes <= PAYLOAD_BYTES_MAX:
-        raise Refused(f"a payload of {message.payload_bytes} bytes")
-    return Layout(code, message.payload_bytes, cell_bytes)
+    layout = Layout.said(message.code, message.payload_bytes, message.cell_bytes)
+    if not 0 <= message.column.column < layout.code.n:
+        raise Refused(f"column {message.column.column} is not one of code {layout.code}")
+    return layout
 
 
 def sealed_header(stream: Stream, cluster: str) -> ColumnHeader:

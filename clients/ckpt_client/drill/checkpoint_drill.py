@@ -21,8 +21,7 @@ from msgspec import Struct
 
 from ckpt.base.errors import CkptError, NotFound
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step, TargetId
-from ckpt.base.units import US_PER_S, counted, format_bytes
-from ckpt.format.messages.loading import Resolve
+from ckpt.base.units import counted, format_bytes
 from ckpt.plan.placement import check_level
 from ckpt_client.drill.contents_digest import ContentsDigest, OnBytes, contents_digest
 from ckpt_client.drill.losses import Domains, SupposedLoss, at_random, worst_domain
@@ -74,7 +73,7 @@ class CheckpointDrill:
         self._context = context
         self._timeout_s = timeout_s
         self._on_bytes = on_bytes
-        self._pinned = _pinned(context, run, step, only, timeout_s)
+        self._pinned = Pinned.of_step(context, run, step, only, timeout_s)
         self._plain: ContentsDigest | None = None
 
     def __enter__(self) -> Self:
@@ -110,7 +109,7 @@ class CheckpointDrill:
         generation, which has nothing to do with the loss.
         """
         context = replace(self._context, avoid=loss.targets)
-        pinned = _pinned(context, *self._key, self._timeout_s)
+        pinned = Pinned.of_step(context, *self._key, self._timeout_s)
 
         def load() -> _Load:
             reading = TierReading(pinned, None, ProgressTeller(None))
@@ -245,13 +244,6 @@ def _mended(reading: Reading) -> str:
 def _named(wrong: Sequence[str]) -> str:
     more = f" and {len(wrong) - NAMED_MAX} more" if len(wrong) > NAMED_MAX else ""
     return "; ".join(wrong[:NAMED_MAX]) + more
-
-
-def _pinned(
-    context: ReaderContext, run: RunName, step: Step, only: Generation | None, timeout_s: float
-) -> Pinned:
-    question = Resolve(run, step, timeout_us=int(timeout_s * US_PER_S), only=only)
-    return Pinned(context, question, timeout_s)
 
 
 def _stored_reading(checkpoint: CheckpointId, stores: Sequence[str]) -> tuple[Reading, str]:

@@ -10,12 +10,13 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from typing import Self
 
 from msgspec.structs import replace
 
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError, Lost
-from ckpt.base.ids import CheckpointId, PayloadId, Step
+from ckpt.base.ids import CheckpointId, Generation, PayloadId, RunName, Step
 from ckpt.base.printable import printable
 from ckpt.base.units import US_PER_S
 from ckpt.format.documents.record import CommitRecord, decode_record
@@ -67,6 +68,15 @@ class Pinned:
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def of_step(
+        cls, context: ReaderContext, run: RunName, step: Step, only: Generation | None,
+        timeout_s: float,
+    ) -> Self:  # fmt: skip
+        """That step's newest generation, or `only` that one, for a reader of no launch."""
+        question = Resolve(run, step, timeout_us=int(timeout_s * US_PER_S), only=only)
+        return cls(context, question, timeout_s)
 
     @property
     def shared(self) -> bool:

@@ -26,9 +26,8 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
-from ckpt.base.units import US_PER_S
 from ckpt.format.messages.hello import Role
-from ckpt.format.messages.loading import DamageJudged, Resolve, TargetAddress
+from ckpt.format.messages.loading import DamageJudged, TargetAddress
 from ckpt.format.messages.reading import ByteRange, ColumnVerified, Damage, VerifyColumn
 from ckpt.protocol.coordinator.keeping.judging import most_bad
 from ckpt.protocol.handshake import Caller
@@ -174,7 +173,7 @@ def verify(
 
     on_progress: hears how many columns of how many were read.
     """
-    with closing(_pinned(context, run, step, only, timeout_s)) as pinned:
+    with closing(Pinned.of_step(context, run, step, only, timeout_s)) as pinned:
         with pinned.judging_index():
             payloads = pinned.finder.payloads()
         report = _read(pinned, payloads, on_progress)
@@ -190,15 +189,8 @@ def verify_unreported(
     only: Generation | None,
 ) -> VerifyReport:
     """The same, without reporting what is found: `lost` is what the targets say."""
-    with closing(_pinned(context, run, step, only, timeout_s)) as pinned:
+    with closing(Pinned.of_step(context, run, step, only, timeout_s)) as pinned:
         return _read(pinned, pinned.finder.payloads(), lambda _done, _count: None)
-
-
-def _pinned(
-    context: ReaderContext, run: RunName, step: Step, only: Generation | None, timeout_s: float
-) -> Pinned:
-    question = Resolve(run, step, timeout_us=int(timeout_s * US_PER_S), only=only)
-    return Pinned(context, question, timeout_s)
 
 
 def _read(

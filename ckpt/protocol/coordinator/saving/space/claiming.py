@@ -18,8 +18,6 @@ from msgspec.structs import replace
 
 from ckpt.base.errors import Refused
 from ckpt.base.ids import ColumnNumber, TargetId
-from ckpt.base.limits import CELL_BYTES_MAX, PAGE_BYTES, PAYLOAD_BYTES_MAX
-from ckpt.erasure.code import Code
 from ckpt.format.column import file_bytes, manifest_bytes_bound
 from ckpt.format.layout import Layout
 from ckpt.format.messages.saving import ClaimSpace, Place, SpaceStands
@@ -77,7 +75,7 @@ class SpaceClaims:
     def heard(self, session: Session, message: ClaimSpace) -> None:
         """Raises Refused for what no coordinator has said."""
         space, now_us = message.space, self._desk.now_us
-        layout = _layout_of(space)
+        layout = Layout.said(space.code, space.payload_bytes, space.cell_bytes)
         places = (*space.places, *space.spares)
         targets = {place.target for place in places}
         if len(space.places) != layout.code.n or len(targets) != len(places):
@@ -149,12 +147,3 @@ class SpaceClaims:
         claim = self._claims.pop(key, None)
         for place in claim.places if claim is not None else ():
             self._orphans.give_back(place)
-
-
-def _layout_of(space: SpaceStands) -> Layout:
-    code, cell_bytes = Code.parse(space.code), space.cell_bytes
-    if not PAGE_BYTES <= cell_bytes <= CELL_BYTES_MAX or cell_bytes % PAGE_BYTES:
-        raise Refused(f"cells of {cell_bytes} bytes")
-    if not 0 <= space.payload_bytes <= PAYLOAD_BYTES_MAX:
-        raise Refused(f"a payload of {space.payload_bytes} bytes")
-    return Layout(code, space.payload_bytes, cell_bytes)
