@@ -18,7 +18,6 @@ import mmap
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
@@ -77,12 +76,7 @@ class FirstTouch:
                 raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over.set()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join()

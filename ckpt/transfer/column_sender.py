@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Self
 
 from ckpt.aio.clock import now_us
@@ -137,12 +136,7 @@ class ColumnSender:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def send(self, stripe: int, cell: memoryview, crc: int) -> None:

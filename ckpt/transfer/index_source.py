@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Final, Self
 
 from ckpt.aio.net.rpc import RpcClient
@@ -72,12 +71,7 @@ class IndexSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 
 from ckpt.aio.clock import now_us
@@ -149,12 +148,7 @@ class PayloadReceiver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def read(self, jobs: Sequence[ReadJob], progress: Progress | None = None) -> ReceiverStatistics:

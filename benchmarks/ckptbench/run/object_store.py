@@ -17,7 +17,6 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 from urllib.parse import quote, unquote
 
@@ -85,12 +84,7 @@ class ObjectStore:
             self._wait_served()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._drain:
             self._go_on()
             self._cluster.end(self._drain)

@@ -14,7 +14,6 @@ import os
 import selectors
 import socket
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 
 from ckpt.aio.clock import now_us
@@ -72,12 +71,7 @@ class LinkLoop:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shut()
 
     @property

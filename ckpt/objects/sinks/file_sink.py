@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from ckpt.aio.durable import make_directories, sync_names
@@ -178,12 +177,7 @@ class _FileUpload:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._writer.close()
         os.close(self._descriptor)
         self._aside.unlink(missing_ok=True)

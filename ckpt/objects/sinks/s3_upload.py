@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import Enum
-from types import TracebackType
 from typing import Final, Self
 
 from ckpt.base.errors import CkptError, NotFound
@@ -64,12 +63,7 @@ class S3Upload:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._upload and not self._is_over:
             with suppress(CkptError):  # The error that ended the block counts; gc finds the rest.
                 abort_upload(self._call, self._bucket, self._key, self._upload)

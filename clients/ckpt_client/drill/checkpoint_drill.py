@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from msgspec import Struct
@@ -79,12 +78,7 @@ class CheckpointDrill:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pinned.close()
 
     @property

@@ -17,7 +17,6 @@ import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from ckpt.aio.durable import make_directories, remove_empty
@@ -86,12 +85,7 @@ class FolderClaim:
         self._claim = FileClaim(self._folder / FOLDER, self._folder)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             if not self._is_half:
                 with suppress(OSError):

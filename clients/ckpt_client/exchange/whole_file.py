@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from ckpt.aio.durable import make_directories, remove_empty, sync_names
@@ -36,12 +35,7 @@ class WholeFile:
         self._file.truncate(0)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._is_named:
             return
         self._aside.unlink(missing_ok=True)

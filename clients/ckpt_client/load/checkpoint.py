@@ -15,7 +15,6 @@ import logging
 import time
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from ckpt.aio.clock import draw
@@ -109,12 +108,7 @@ class Checkpoint(HereOnly):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _instead(self) -> str:

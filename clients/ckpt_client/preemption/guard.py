@@ -19,7 +19,6 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from ckpt.aio.clock import now_us
@@ -153,12 +152,7 @@ class PreemptionGuard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ----------------------------------------------------------------------- the training's

@@ -8,7 +8,6 @@ ckpt_torch.async_save(state, checkpoint_id=f"run/{step}", staging="overlap")
 from __future__ import annotations
 
 import logging
-from types import TracebackType
 from typing import Final, Self
 
 import torch
@@ -55,12 +54,7 @@ class StagingGuard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
     def remove(self) -> None:
