@@ -146,6 +146,13 @@ class Caller:
     server_name: str = ""
     """A target's id; empty: whoever answers in that role."""
 
+    @classmethod
+    def of_target(
+        cls, secret: bytes, role: Role, name: str, target: str, cluster: str = ""
+    ) -> Caller:
+        """Who wants this target, and no other that answers at its address."""
+        return cls(secret, role, name, Role.TARGET, cluster, target)
+
     def check(self) -> None:
         """Raises Refused for a secret that is too short."""
         _check_secret(self.secret)

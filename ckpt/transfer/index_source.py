@@ -55,14 +55,7 @@ class IndexSource:
         try:
             for target in holders:
                 if target in addresses:
-                    caller = Caller(
-                        secret,
-                        Role.READER,
-                        name,
-                        server_role=Role.TARGET,
-                        cluster=record.cluster,
-                        server_name=target,
-                    )
+                    caller = Caller.of_target(secret, Role.READER, name, target, record.cluster)
                     self._clients[target] = RpcClient(nearest_address(addresses[target]), caller)
         except BaseException:
             self.close()

@@ -42,17 +42,11 @@ class TargetLinks:
         key = (place.target, place.boot)
         link = self._links.get(key)
         if link is None or link.state is LinkState.CLOSED:
-            link = self._links[key] = self._loop.connect(
-                self._address(place),
-                Caller(
-                    self._options.secret,
-                    self._options.role,
-                    self._options.name,
-                    server_role=Role.TARGET,
-                    cluster=self._options.cluster,
-                    server_name=place.target,
-                ),
+            options = self._options
+            caller = Caller.of_target(
+                options.secret, options.role, options.name, place.target, options.cluster
             )
+            link = self._links[key] = self._loop.connect(self._address(place), caller)
         return link
 
     def cut(self, link: Link) -> None:

@@ -11,7 +11,6 @@ from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.base.ids import TargetId
 from ckpt.format.frame import FrameHead
 from ckpt.format.messages import Message
-from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import TargetAddress
 from ckpt.format.messages.reading import RangeData
 from ckpt.protocol.handshake import Caller
@@ -94,10 +93,9 @@ class PeerLinks:
 
     def _dial(self, where: TargetAddress) -> Link:
         options = self._options
-        caller = Caller(
-            options.secret, options.role, options.name, server_role=Role.TARGET,
-            cluster=options.cluster, server_name=where.target,
-        )  # fmt: skip
+        caller = Caller.of_target(
+            options.secret, options.role, options.name, where.target, options.cluster
+        )
         return self._loop.connect(
             nearest_address(where), caller, sink=partial(self._land_at, where.target),
             unchecked=frozenset({RangeData}), takes_files=options.borrows,

@@ -56,14 +56,7 @@ def reach_targets(addresses: Mapping[str, str], secret: bytes, cluster: str) -> 
             try:
                 link = loop.connect(
                     address,
-                    Caller(
-                        secret,
-                        Role.READER,
-                        client_name(),
-                        server_role=Role.TARGET,
-                        cluster=cluster,
-                        server_name=id,
-                    ),
+                    Caller.of_target(secret, Role.READER, client_name(), id, cluster),
                     connect_timeout_us=int(HANDSHAKE_S * US_PER_S),
                 )
             except CkptError as error:

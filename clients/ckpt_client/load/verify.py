@@ -309,13 +309,5 @@ def _judge(m: int, columns: Sequence[ColumnHealth]) -> str:
 
 
 def _dial(context: ReaderContext, where: TargetAddress) -> RpcClient:
-    return RpcClient(
-        nearest_address(where),
-        Caller(
-            context.secret,
-            Role.READER,
-            context.name,
-            server_role=Role.TARGET,
-            server_name=where.target,
-        ),
-    )
+    caller = Caller.of_target(context.secret, Role.READER, context.name, where.target)
+    return RpcClient(nearest_address(where), caller)

@@ -104,10 +104,7 @@ def _dial(talk: Conversation, target: TargetView) -> RpcClient:
     from ckpt.format.messages.hello import Role
     from ckpt.protocol.handshake import Caller
 
-    caller = Caller(
-        talk.control.secret, Role.READER, client_name(), server_role=Role.TARGET,
-        server_name=target.id,
-    )  # fmt: skip
+    caller = Caller.of_target(talk.control.secret, Role.READER, client_name(), target.id)
     return RpcClient(target.address, caller)
 
 

@@ -216,18 +216,11 @@ class SharedChunks:
 
     def _peer(self, where: TargetAddress) -> RpcClient:
         if where not in self._peers:
-            self._peers[where] = RpcClient(
-                nearest_address(where),
-                Caller(
-                    self._meeting.secret,
-                    Role.READER,
-                    self._meeting.name,
-                    server_role=Role.TARGET,
-                    cluster=self._meeting.cluster,
-                    server_name=where.target,
-                ),
-                lasting=False,
+            meeting = self._meeting
+            caller = Caller.of_target(
+                meeting.secret, Role.READER, meeting.name, where.target, meeting.cluster
             )
+            self._peers[where] = RpcClient(nearest_address(where), caller, lasting=False)
         return self._peers[where]
 
     # ----------------------------------------------------------------------- chunks
