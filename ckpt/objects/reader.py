@@ -20,6 +20,7 @@ from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
+from ckpt.aio.threads import thread_found
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.format.checksum import Buffer, crc32
@@ -215,8 +216,10 @@ class StoredCheckpoint:
             return StoreStatistics(self._wanted_bytes, self._fetched_bytes, self._peer_bytes)
 
     def each(self, work: Callable[[Item], object], items: Iterable[Item]) -> None:
-        """Do it for all of them, several at a time; raises what one of them raised."""
-        for _ in self._pool.map(work, items):
+        """Do it for all of them, several at a time; raises what one of them raised, Scarce."""
+        with thread_found("ckpt-store"):
+            results = self._pool.map(work, items)
+        for _ in results:
             continue
 
     @_says_what_to_do()

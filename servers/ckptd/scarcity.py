@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from ckpt.aio.threads import NO_THREAD
 from ckpt.base.errors import Unavailable
 
-NO_THREAD: Final = "can't start new thread"
-"""As CPython says it."""
 NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 """The process has as many as it may, or the system."""
 

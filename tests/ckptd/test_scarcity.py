@@ -7,8 +7,9 @@ import os
 
 import pytest
 
+from ckpt.aio.threads import NO_THREAD
 from ckpt.base.errors import Unavailable
-from ckptd.scarcity import NO_THREAD, scarcity_is_unavailable
+from ckptd.scarcity import scarcity_is_unavailable
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,32 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import CkptError
+from ckpt.base.ids import (
+    BootId,
+    CheckpointId,
+    ColumnId,
+    ColumnNumber,
+    Generation,
+    PayloadId,
+    Rank,
+    RunName,
+    Step,
+    TargetId,
+)
 from ckpt.base.system_errors import Scarce
 from ckpt.base.units import MiB
+from ckpt.format.messages.hello import Role
+from ckpt.format.messages.loading import TargetAddress
+from ckpt.protocol.handshake import Caller
 from ckpt.protocol.stager.events import PayloadFailed, PayloadStopped, StopPayload
 from ckpt_client.cli.output import Output
 from ckpt_client.fs.sender import FileSender
 from ckpt_client.load.memory_check import ALONE_BYTES, is_committed
+from ckpt_client.load.reader_context import ReaderContext
 from ckpt_client.load.ring import Ring
+from ckpt_client.load.verify import _ask, _ask_all, _Question
 from ckpt_client.locate import Locator
 from ckpt_client.stager.arena import Half
 from ckpt_client.stager.jobs import Jobs
@@ -102,3 +120,23 @@ def test_a_command_that_waits_does_so_without_a_word() -> None:
     output = Output(json=False, stdout=StringIO(), stderr=StringIO(), environ={})
     with no_threads(), output.waiting("asking") as nothing:
         assert nothing is None
+
+
+def asked(target: TargetId) -> _Question:
+    id = PayloadId(CheckpointId(RunName("run"), Step(1), Generation(1, 1)), Rank(0))
+    return _Question(ColumnId(id, ColumnNumber(0)), target, "", documents=False)
+
+
+def test_a_verification_blames_no_target() -> None:
+    context = ReaderContext(lambda: "127.0.0.1:1", bytes(32), "", "reader")
+    target = TargetId("t0")
+    where = TargetAddress(target, BootId(1), "127.0.0.1:1", "")
+    with no_threads(), pytest.raises(Scarce, match=SAYS):
+        _ask_all(context, [asked(target)], {target: where}, lambda _done, _count: None)
+    caller = Caller.of_target(bytes(32), Role.READER, "reader", target)
+    with (
+        RpcClient("127.0.0.1:1", caller) as peer,
+        no_threads(),
+        pytest.raises(Scarce, match=SAYS),
+    ):
+        _ask(asked(target), {target: peer})

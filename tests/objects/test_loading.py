@@ -19,6 +19,7 @@ from ckpt_client.load import from_store
 from ckpt_client.load.batches import WholeBox, batches
 from ckpt_client.load.contents import Contents, Want, shape_alone
 from ckpt_client.load.stored_reading import StoredReading
+from tests.no_threads import SAYS, no_threads
 from tests.objects.sources import MemorySource, same_bits
 
 BIG = np.arange(600_000, dtype="<f4").reshape(600, 1000)
@@ -50,6 +51,11 @@ def test_the_newest_step_is_meant_without_one(url: str) -> None:
     whole = ckpt.load(url, whole=True)
     assert isinstance(whole, dict)
     assert same_bits(whole["w"], BIG)
+
+
+def test_a_load_that_gets_no_thread_says_which_limit_to_raise(url: str) -> None:
+    with no_threads(), pytest.raises(ckpt.Unavailable, match=SAYS):
+        ckpt.load(url, whole=True)
 
 
 def test_another_sharding_is_asked_for_with_boxes(url: str) -> None:

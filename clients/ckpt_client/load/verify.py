@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ckpt.aio.net.rpc import RpcClient
+from ckpt.aio.threads import thread_found
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import (
     CheckpointId,
@@ -26,6 +27,7 @@ from ckpt.base.ids import (
     TargetId,
 )
 from ckpt.base.limits import PAYLOAD_BYTES_MAX
+from ckpt.base.system_errors import Scarce
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.loading import DamageJudged, TargetAddress
 from ckpt.format.messages.reading import ByteRange, ColumnVerified, Damage, VerifyColumn
@@ -274,7 +276,9 @@ def _ask_all(
             for target, where in addresses.items()
         }
         with ThreadPoolExecutor(AT_ONCE_MAX, thread_name_prefix="ckpt-verify") as pool:
-            for each in pool.map(lambda question: _ask(question, peers), questions):
+            with thread_found("ckpt-verify"):
+                answers = pool.map(lambda question: _ask(question, peers), questions)
+            for each in answers:
                 found.append(each)
                 on_progress(len(found), len(questions))
     return found
@@ -289,6 +293,8 @@ def _ask(asked: _Question, peers: Mapping[TargetId, RpcClient]) -> _Found:
     try:
         question = VerifyColumn(asked.id, asked.documents)
         answer, _ = peer.ask(question, ColumnVerified, timeout_s=COLUMN_TIMEOUT_S)
+    except Scarce:
+        raise  # Ours: its target may be there.
     except CkptError:
         return _Found(asked, "away")
     if answer.missing:
