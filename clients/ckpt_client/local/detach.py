@@ -35,10 +35,12 @@ os.dup2(2, 1)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 _RELAY_TIMEOUT_S: Final = 60.0
+LOG_BYTES_MAX: Final = 1 << 20
 
 
 def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[int] = ()) -> int:
-    """Run `python ARGUMENTS` on its own; its output is appended to `log`.
+    """Run `python ARGUMENTS` on its own; its output is appended to `log`. What had grown above
+    LOG_BYTES_MAX there becomes NAME.old.log: each training of years adds some lines.
 
     Returns the process id.
     """
@@ -50,6 +52,7 @@ def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[in
     command = [sys.executable, "-I", "-S", "-c", _RELAY, sys.executable, "-P", *arguments]
     what = f"cannot start {arguments[1]}"
     try:
+        _put_aside_if_large(log)
         log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise system_error(f"{what}: {log}", error) from None
@@ -77,6 +80,11 @@ def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[in
     finally:
         os.close(log_descriptor)
     return _started(what, done, log)
+
+
+def _put_aside_if_large(log: Path) -> None:
+    if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
+        log.replace(log.with_suffix(".old.log"))
 
 
 def _started(what: str, relay: subprocess.CompletedProcess[bytes], log: Path) -> int:

@@ -34,6 +34,7 @@ from ckpt.aio.clock import draw
 from ckpt.aio.private import make_private_directory
 from ckpt.base.rests import Rests
 from ckptd.local.forked import Process, Program, fork
+from ckptd.local.logs import Logs
 from ckptd.log import Reporter
 
 BACKOFF_FIRST_S: Final = 0.1
@@ -43,8 +44,6 @@ STEADY_S: Final = 30.0
 HOLD_POLL_S: Final = 0.2
 STOP_GRACE_S: Final = 10.0
 READY_BYTES_MAX: Final = 64 << 10
-LOG_BYTES_MAX: Final = 16 << 20
-"""A log that has grown above it is put aside (one older one is kept) before the next start."""
 
 JsonObject = dict[str, object]
 
@@ -130,6 +129,7 @@ class Supervisor:
         self._report = report
         self._inherited = tuple(inherited)
         self._selector = selectors.DefaultSelector()
+        self._logs = Logs(report)
 
     def add(self, plan: ChildPlan) -> Child:
         """Take a child over; it is started by the next `run_once`."""
@@ -148,6 +148,7 @@ class Supervisor:
 
     def run_once(self, timeout_s: float) -> None:
         """Start what is due, then wait at most `timeout_s` for something to happen."""
+        self._logs.look(child.plan.log.parent for child in self.children.values())
         now_s = time.monotonic()
         for child in self.children.values():
             if child.state is ChildState.WAITING and now_s >= child.start_at_s:
@@ -205,8 +206,6 @@ class Supervisor:
     def _forked(self, plan: ChildPlan) -> Process:
         """Raises OSError."""
         make_private_directory(plan.log.parent)
-        if plan.log.exists() and plan.log.stat().st_size > LOG_BYTES_MAX:
-            plan.log.replace(plan.log.with_suffix(".old.log"))
         return fork(self._program, plan.argv(), plan.log, self._inherited)
 
     def _printed(self, child: Child) -> None:
