@@ -18,6 +18,7 @@ from ckpt.protocol.coordinator.saving.space import standing
 from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake
 from tests.protocol.held import grown, held
 from tests.protocol.test_coordinator_rounds import Loader
+from tests.protocol.test_coordinator_standings import change, done
 
 WARM = 12
 """So many times each first: bounds are lowered to less."""
@@ -115,6 +116,20 @@ def restart_a_target(bench: Bench, number: int) -> None:
     bench.stop("t1")
     bench.targets[TargetId("t1")].boot = BootId(1000 + number)
     bench.start("t1")
+
+
+def test_of_a_target_that_was_removed_stays_its_name_and_nothing_that_it_held() -> None:
+    bench = Bench(5)
+    for step in range(1, 6):
+        bench.save(step)
+    known = bench.machine.members.targets[TargetId("t1")]
+    assert list(known.documents)
+    assert len(known.proved)
+    bench.stop("t1")
+    bench.tick(5)
+    done(change(bench, "t1", "removed", force=True))
+    assert bench.machine.members.targets[TargetId("t1")] is known
+    assert (list(known.documents), len(known.proved)) == ([], 0)
 
 
 @pytest.mark.parametrize(

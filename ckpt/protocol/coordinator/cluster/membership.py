@@ -365,6 +365,7 @@ class Membership:
         if standing is catalog.TargetStanding.REMOVED:
             assert target.session is None
             target.silent_since_us = None
+            target.proved, target.documents = ProvedColumns(), HeldDocuments()
             self._become(target, TargetState.REMOVED)
         self.version += 1
 
@@ -435,8 +436,7 @@ class Membership:
         target.address, target.unix, target.pid = message.address, message.unix, message.pid
         target.wire, target.scrub = message.wire, message.scrub
         target.bytes_total, target.bytes_free = message.bytes_total, message.bytes_free
-        target.bytes_used = message.bytes_used
-        target.device_bytes_free = _of_device(message)
+        target.bytes_used, target.device_bytes_free = message.bytes_used, _of_device(message)
         target.lease_ends_us = self._desk.now_us + LEASE_US
         target.proved, target.dropping = ProvedColumns(), set()
         target.documents, target.counters = HeldDocuments(), {}
