@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.ha import commit_times, takeover_times
-from tests.landing import in_turn
+from tests.landing import at_turn, in_turn
 from tests.pages import ROOT
 
 LINE = r"usual \d+\.\d+ s; (\w+): median \d+\.\d+ s, worst \d+\.\d+ s of 1; terms begun: \d+\n"
@@ -23,7 +23,7 @@ def said(module: str, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
-@pytest.mark.parametrize("how", in_turn(["kill", "end", "stop", "member"], every=2))
+@pytest.mark.parametrize("how", in_turn(["kill", "end", "stop", "member"], every=4))
 def test_a_takeover_is_timed(how: str) -> None:
     out = said("tests.ha.takeover_times", how)
     found = re.fullmatch(LINE, out)
@@ -51,6 +51,7 @@ def test_a_commit_on_etcd_has_three_transactions_more() -> None:
     assert commit_times.missed(0.010, 0.020, 0.003).endswith("3 transactions more: 3.3")
 
 
+@at_turn(0, every=2)
 def test_commits_on_a_file_and_on_etcd_are_timed() -> None:
     out = said("tests.ha.commit_times")
     assert re.fullmatch(COMMITS, out), out
