@@ -258,7 +258,7 @@ class FrameReader:
             wire
         )
         if magic != MAGIC or version != VERSION:
-            raise PeerError(f"not a frame of version {VERSION}: it begins with {wire[:5]!r}")
+            raise _no_frame(wire)
         if number not in MESSAGE_TYPES:
             raise PeerError(f"unknown frame type {number}")
         if meta_bytes > FRAME_META_BYTES_MAX or bulk_bytes > FRAME_BULK_BYTES_MAX:
@@ -356,6 +356,13 @@ class FrameReader:
         wanted: int = getattr(message, "crc", 0) if self._bulk_crc is None else self._bulk_crc
         if crc != wanted:
             raise PeerError(f"bulk of {head.bulk_bytes} bytes fails its checksum")
+
+
+def _no_frame(wire: bytes) -> PeerError:
+    if wire.startswith(b"HTTP/"):
+        hint = "the port of the page and metrics (--http) is another one: name that of --listen"
+        return PeerError("it answers in HTTP", hint=hint)
+    return PeerError(f"not a frame of version {VERSION}: it begins with {wire[:5]!r}")
 
 
 def _sealed_head(wire: bytes) -> FrameHead:

@@ -17,8 +17,12 @@ from typing import TypeVar
 
 import pytest
 
-from ckpt.base.errors import NotFound
+from ckpt.aio.net.rpc import RpcClient
+from ckpt.base.errors import NotFound, Unavailable
 from ckpt.base.ids import RunName, Step
+from ckpt.format.messages.asking import Ask
+from ckpt.format.messages.hello import Role
+from ckpt.protocol.handshake import Caller
 from ckpt.protocol.page_pass import PAGE_PASS_LIFE_S, page_pass
 from ckptd.http import server as http_module
 from ckptd.http.auth import (
@@ -259,6 +263,17 @@ def test_a_defect_of_ours_is_in_the_log(plane: Plane, caplog: pytest.LogCaptureF
     (record,) = caplog.records
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
+def test_who_takes_it_for_the_other_port_hears_which_one_it_is(plane: Plane) -> None:
+    """As by 7080 instead of 7070."""
+    address = f"{plane.host}:{plane.port}"
+    with (
+        RpcClient(address, Caller(SECRET, Role.ADMIN, "test")) as client,
+        pytest.raises(Unavailable, match="it answers in HTTP") as caught,
+    ):
+        client.call(Ask("status"), timeout_s=1.0)
+    assert "name that of --listen" in caught.value.hint
 
 
 def test_a_connection_that_makes_no_whole_request_is_cut_off(
