@@ -9,77 +9,8 @@ from dataclasses import dataclass, field
 
 from ckpt.base.ids import LaunchNumber, Rank, Step
 from ckpt.protocol.coordinator.cluster.guards import LaunchGuards
+from ckpt.protocol.coordinator.cluster.seats import LONG_AGO_US, LaunchedRank
 from ckpt.protocol.events import Session
-
-LONG_AGO_US = -(1 << 62)
-"""Earlier than every time that is known."""
-
-
-@dataclass(slots=True)
-class LaunchedRank:
-    """One rank's process in a launch."""
-
-    process: str
-    sessions: set[Session] = field(default_factory=set)
-    """Connections that joined as this process: the trainer's own and its stagers'."""
-    stagers: set[Session] = field(default_factory=set)
-    """Those of stagers, one for each store that saves or did so lately."""
-    closed: set[Session] = field(default_factory=set)
-    """Connections of stagers whose store was closed; saves may still finish there."""
-    joined_us: int = LONG_AGO_US
-    """When it came; LONG_AGO_US when that is not known."""
-    came_again: bool = False
-    """Another process held the rank before."""
-    left_us: int | None = None
-    """When a stager said that its process has ended; the stager may still finish saves."""
-    watched: bool = False
-    """A stager has joined for it, and did not say that it leaves: it reports the process's end."""
-    away_since_us: int | None = None
-    """When the last session ended; None while there is one."""
-
-    @property
-    def left(self) -> bool:
-        return self.left_us is not None
-
-    @property
-    def here(self) -> bool:
-        """Whether it has not ended, and somebody is connected who would report that."""
-        return bool(self.sessions) and not self.left
-
-    @property
-    def live(self) -> bool:
-        """Whether it has a store open: then no other process may take its place."""
-        return bool(self.sessions - self.closed) and not self.left
-
-    def joined(self, session: Session, *, from_stager: bool) -> None:
-        """Note that it speaks here, and has a store open as far as is known."""
-        if session not in self.sessions:
-            self.left_us = None  # A stager that had reported its end reports it again.
-        self.sessions.add(session)
-        self.closed.discard(session)
-        self.away_since_us = None
-        if from_stager:
-            self.stagers.add(session)
-            self.watched = True
-
-    def came(self, at_us: int) -> None:
-        """It says when it came; of what its connections say the earliest counts."""
-        known = self.joined_us != LONG_AGO_US
-        self.joined_us = min(self.joined_us, at_us) if known else at_us
-
-    def store_closed(self, session: Session, *, unwatched: bool) -> None:
-        """The process lives; nobody watches it once its last stager has left."""
-        self.closed.add(session)
-        if unwatched:
-            self.stagers.discard(session)
-            self.watched = bool(self.stagers)
-
-    def session_ended(self, session: Session, now_us: int) -> None:
-        """Nothing more is heard from there."""
-        for sessions in (self.sessions, self.stagers, self.closed):
-            sessions.discard(session)
-        if not self.sessions:
-            self.away_since_us = now_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +91,17 @@ class Launch:
         """When the rank's process came; LONG_AGO_US if that is not known."""
         member = self.members.get(rank)
         return member.joined_us if member is not None else LONG_AGO_US
+
+    def are_two_starts(self, early: tuple[Rank, str], late: tuple[Rank, str]) -> bool:
+        """Whether the early rank's process had ended when the late one's came, under one key, and
+        one of their ranks has had two processes. Ranks that never came before may be started one
+        after the other.
+        """
+        before, after = self.members.get(early[0]), self.members.get(late[0])
+        if before is None or after is None:
+            return False
+        came_again = after.came_again or before.process != early[1]
+        return came_again and before.life(early[1]).is_before(after.life(late[1]))
 
     def handed_over(self, rank: Rank, saved: Saved, *, again: bool) -> None:
         """A rank's payload is here; `again` when that is reported to a restarted coordinator, which

@@ -26,7 +26,8 @@ from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.launches import Departure, JoinLaunch, TrainerLeft
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry
-from ckpt.protocol.coordinator.cluster.launch import Launch, LaunchedRank, Run, Saved
+from ckpt.protocol.coordinator.cluster.launch import Launch, Run, Saved
+from ckpt.protocol.coordinator.cluster.seats import Former, LaunchedRank
 from ckpt.protocol.coordinator.image import CatalogRow, LaunchRow
 from ckpt.protocol.events import Session
 
@@ -300,6 +301,7 @@ class Launches:
         from_stager: bool,
     ) -> bool:
         """Note the process; True when it was not known to hold this rank."""
+        former: Former | None = None
         member = launch.members.get(message.rank)
         if member is not None and member.process != message.process:
             if member.live:
@@ -308,11 +310,10 @@ class Launches:
                     f"is already held by the live process {member.process}",
                     hint="two processes must not share (run, launch, rank)",
                 )
-            member = None
+            former, member = member.as_former(now_us), None
         entered = member is None
         if member is None:
-            again = message.rank in launch.members
-            member = launch.members[message.rank] = LaunchedRank(message.process, came_again=again)
+            member = launch.members[message.rank] = LaunchedRank(message.process, former)
         if entered or message.came_ago_us is not None:
             member.came(now_us - max(0, message.came_ago_us or 0))
         if message.saved_step is not None:

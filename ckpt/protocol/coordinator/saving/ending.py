@@ -94,6 +94,26 @@ class Ending:
                 reason = f"rank {message.rank} went on to step {message.step} without saving it"
                 self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}"))
 
+    def abort_of_earlier_start(self, message: OpenPayload) -> None:
+        """What processes have left that had ended when this rank's came is completed by none that
+        came since: they trained again from an earlier step, and their state may be another one.
+        """
+        launch = self._launches.get(message.run, message.launch)
+        if launch is None:
+            return
+        mine = message.rank, message.process
+        for attempt in list(self._book.of_step(message.run, message.step)):
+            if attempt.launch != launch.number or message.rank in attempt.payloads:
+                continue
+            for rank, payload in attempt.payloads.items():
+                if launch.are_two_starts((rank, payload.process), mine):
+                    reason = (
+                        f"rank {rank} saved it and ended before rank {message.rank} was started: "
+                        "they are of two starts of the run"
+                    )
+                    self.abort(attempt, Aborted(f"{attempt.checkpoint}: {reason}"))
+                    break
+
     def abort_passed_by(self, passing: Attempt) -> None:
         """Attempts that will never be whole: a rank that they lack is at a later step already.
 

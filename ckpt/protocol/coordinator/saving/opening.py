@@ -26,7 +26,7 @@ from ckpt.format.messages.metrics import check_metrics
 from ckpt.format.messages.saving import ClaimSpace, HomesRefused, OpenPayload, PayloadPlanned
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import RowState
-from ckpt.protocol.coordinator.cluster.launch import LONG_AGO_US, Saved
+from ckpt.protocol.coordinator.cluster.launch import Saved
 from ckpt.protocol.coordinator.image import CatalogRow
 from ckpt.protocol.coordinator.keeping.homes import TOO_MANY
 from ckpt.protocol.coordinator.saving.attempts import (
@@ -94,6 +94,7 @@ class Opening:
             self._abort_if_it_differs(*repeated, message)
             self.answer_again(session, request, *repeated)
             return
+        self._ending.abort_of_earlier_start(message)
         joinable = self._joinable(message)
         user = joinable.checkpoint if joinable is not None else None
         problem = self._homes.problem(message.run, message.homes, user)
@@ -159,15 +160,18 @@ class Opening:
         that a rank refused does so as well when this is the rank's first process: it was on its
         way to that very save. A refusal that comes late ends no later save of the step.
         """
-        launch = self._launches.get(message.run, message.launch)
-        joined_us = launch.joined_us(message.rank) if launch is not None else LONG_AGO_US
-        member = launch.members.get(message.rank) if launch is not None else None
+        launch = self._launches.joined(message.run, message.launch)
+        joined_us, member = launch.joined_us(message.rank), launch.members.get(message.rank)
         first = member is None or not member.came_again
+        mine = message.rank, message.process
         for attempt in self._book.of_step(message.run, message.step):
             if attempt.launch != message.launch or message.rank in attempt.payloads:
                 continue
             if attempt.state not in ENDED:
-                meets = not (message.refused and is_past(attempt, message))
+                meets = not (message.refused and is_past(attempt, message)) and not any(
+                    launch.are_two_starts(mine, (rank, payload.process))
+                    for rank, payload in attempt.payloads.items()
+                )
             elif 0 < attempt.refused_nth < message.nth:
                 meets = False
             else:
