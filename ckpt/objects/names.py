@@ -41,6 +41,12 @@ _KEPT: Final = ("c", "zarr.json", "zarr")
 """Segments of a key that Zarr itself uses below an array."""
 
 
+def groups_above(path: str) -> list[str]:
+    """Of a node of the group: those that it lies in, the root apart."""
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+
+
 def node_path(name: str) -> str:
     """A tensor's name as the path of a Zarr node; two names never give the same one."""
     return "/".join(_segment(part) for part in name.split("/"))

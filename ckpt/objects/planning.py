@@ -216,12 +216,14 @@ class _Layout:
     def _free_path(self, wanted: str) -> str:
         """The path, unless an array or a group has it: ranks may hold a name in several forms."""
         path, number = wanted, 2
-        while path in self.paths or path in self.groups or self.paths & set(_parents(path)):
+        while (
+            path in self.paths or path in self.groups or self.paths & set(names.groups_above(path))
+        ):
             # A name has no `=` of its own, so that no other tensor is meant by this.
             folder, _, rest = wanted.partition("/")
             path, number = f"{folder}/=={number}/{rest}", number + 1
         self.paths.add(path)
-        self.groups.update(_parents(path))
+        self.groups.update(names.groups_above(path))
         return path
 
     def _array(self, path: str, dtype: str, shape: Extent) -> ArrayPlan:
@@ -246,12 +248,6 @@ class _Layout:
             shard_shape=(-(-size // chunk) * chunk,),
             archive=True,
         )
-
-
-def _parents(path: str) -> list[str]:
-    """Groups above a node, the root apart."""
-    parts = path.split("/")
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
 def _items(arrays: Sequence[ArrayPlan]) -> Iterable[tuple[tuple[int, int, int], ...]]:

@@ -20,7 +20,7 @@ import msgspec
 
 from ckpt.objects.documents import ArrayPlan, Header
 from ckpt.objects.elements import Element
-from ckpt.objects.names import ZARR
+from ckpt.objects.names import ZARR, groups_above
 
 BLOSC_LEVEL: Final = 5
 JsonValue = object
@@ -61,7 +61,7 @@ def _documents(
     twins: set[str] = {""}
     for array in arrays:
         element = Element(array.data_type, array.endian, array.item_bytes, 0, array.logical_dtype)
-        above = _groups_above(array.path)
+        above = groups_above(array.path)
         for path in above:
             known[path] = nodes.setdefault(path, _group({}))
         nodes[array.path] = _array(array, element, codecs, ranks.get(array.path, ()))
@@ -91,12 +91,6 @@ def _consolidated(group: str, paths: Sequence[str], known: Mapping[str, JsonObje
             "metadata": {path[skipped:]: known[path] for path in below},
         }
     }
-
-
-def _groups_above(path: str) -> list[str]:
-    """The root apart."""
-    parts = path.split("/")
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
 def _group(attributes: Mapping[str, JsonValue]) -> JsonObject:

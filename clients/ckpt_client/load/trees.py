@@ -1,8 +1,7 @@
 """The three trees that a load can return: a rank's own, one that looks like another, the union of
 all ranks'.
 
-Each walk makes the arrays and notes in a ReadSet what fills them; the bytes come afterwards, all
-at once.
+Each walk makes the arrays and notes what fills them; the bytes come afterwards, all at once.
 """
 
 from __future__ import annotations
@@ -79,10 +78,7 @@ Filled = tuple[IndexTensor, Sequence[IndexBox], tuple[int, ...], AnyArray]
 
 @dataclass(slots=True)
 class LikeWalk:
-    """I walk a caller's `like` tree. `rank`: whose own leaves and plain values are meant.
-
-    Afterwards `problems` names keys that only one side has, by path.
-    """
+    """I walk a caller's `like` tree. `rank`: whose own leaves and plain values are meant."""
 
     index: TensorIndex
     rank: Rank
