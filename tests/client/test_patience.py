@@ -23,6 +23,7 @@ from ckpt_client.stager.channel import TrainerChannel
 from ckpt_client.stager.patience import HOLD_US_MAX, Courtesy, CrowdPatience, is_crowded
 from ckpt_client.stager.shell import StagerShell
 from tests.client.stagerkit import handed
+from tests.no_descriptors import no_descriptors
 from tests.waiting import wait_until
 
 WAIT_S = 60.0
@@ -160,3 +161,20 @@ def test_a_trainer_that_talks_nonsense_has_handed_its_save_over(trainer: Trainer
     trainer.socket.send(b"nonsense")
     trainer.shell.turn()
     assert trainer.state(1) is SaveState.OPENING
+
+
+def test_a_stager_that_cannot_look_after_its_cluster_keeps_what_it_holds(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    """It may have a connection to each of many targets when the coordinator is lost."""
+    trainer.save(1)
+    (tmp_path / "ready.json").write_text("{}")
+    (tmp_path / "supervisor.lock").touch()
+
+    def has_tried() -> bool:
+        trainer.shell.turn()
+        return "Too many open files" in trainer.shell._complaint
+
+    with no_descriptors():
+        wait_until(has_tried, "a try to dial")
+    assert 1 in trainer.shell._machine.saves

@@ -393,9 +393,9 @@ class StagerShell:
     # ----------------------------------------------------------------------- coordinator
 
     def _dial(self) -> StagerEvent | None:
-        if not self._machine.idle:
-            self._reviving.look()
         try:
+            if not self._machine.idle:
+                self._reviving.look()
             address = self._locator.address()
             secret = read_secret(self._secret_file)
         except CkptError as error:
