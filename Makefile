@@ -11,7 +11,7 @@
 #   make test-ha       the catalog on a real etcd, whose members are killed; fetches Debian's, without
 #                      root, where none is on the PATH: tests/ha
 #   make test-sim      histories of one subject; crowds; planted bugs; a small world explored whole;
-#                      150 seeds of the main campaign (make test runs 40), others at each commit:
+#                      300 seeds of the main campaign (make test runs 40), others at each commit:
 #                      SIM_FIRST=N names the first, SIM_SEEDS=10000 tries more
 #   make coverage TESTS=tests/plan   which lines and branches tests reach, by room; of the core in
 #                 about three times its time
@@ -59,7 +59,7 @@ CEPH := ceph-mon ceph-mgr ceph-osd ceph-common radosgw
 WORKERS ?= 3
 # The number of commits: what repeats one way many times runs in turns (tests/landing.py).
 LANDING ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
-SIM_SEEDS ?= 150
+SIM_SEEDS ?= 300
 # Every commit looks at seeds that none before it saw: each has 2,000 of its own.
 SIM_FIRST ?= $(shell echo $$(($(LANDING) * 2000)))
 SIM_CAMPAIGN := test_no_seed_breaks_a_promise_and_every_cell_of_the_matrix_is_hit
@@ -97,7 +97,7 @@ packages: $(READY) $(DOCS_READY) $(WHEEL_READY) $(STORES_READY) $(FRAMEWORKS_REA
 # Of object stores. Only test-stores needs them, and no test notices that they are installed.
 store-servers: $(SERVERS_READY)
 
-# Of the main campaign CI runs 150 other seeds beside it, in test-sim: 4 do here.
+# Of the main campaign CI runs 300 other seeds beside it, in test-sim: 4 do here.
 test: $(READY)
 	$(if $(CI),CKPT_SIM_SEEDS=4) $(PYTEST) -n $(WORKERS) $(BY_FILE) -m "not slow" \
 		$(if $(filter tests,$(TESTS)),$(APART:%=--ignore=%)) $(TESTS)

@@ -5,6 +5,7 @@ beside each training with a CkptCallback runs one of the Trainer's own.
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -142,7 +143,7 @@ def test_the_store_keeps_what_the_trainer_keeps_and_gives_the_best_step_at_the_e
     cluster: str, tmp_path: Path, limit: int | None, scores: list[float]
 ) -> None:
     theirs = trained(tmp_path / "theirs", scores, save_total_limit=limit)
-    run = f"best/{tmp_path.name}"
+    run = f"best/{secrets.token_hex(4)}"
     callback = CkptCallback(f"{cluster}/{run}")
     ours = trained(tmp_path / "ours", scores, callback, save_total_limit=limit)
     assert steps(cluster, run) == theirs.folders
