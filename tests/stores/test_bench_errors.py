@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckpt.base.errors import CkptError, NotFound, Unauthorized, Unavailable
-from tests.landing import in_turn
+from tests.landing import at_turn, in_turn
 from tests.stores.benchkit import assert_nothing_left, ckptbench
 from tests.stores.gateway import S3, free_port
 from tests.stores.proxy import Fault, Proxy, Request
@@ -41,6 +41,7 @@ def test_a_store_that_cannot_be_used_is_named_before_anything_is_started(
     assert_nothing_left(s3, bucket)
 
 
+@at_turn(0, every=2)
 def test_a_drain_that_fails_in_the_middle_is_an_error_and_leaves_no_part(
     s3: S3, bucket: str, place: Path
 ) -> None:

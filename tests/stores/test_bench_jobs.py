@@ -24,7 +24,7 @@ DRAINS = [["save", "drain"], ["save", "drain"]]
             ("offload-s3.fio", "s3", [["save", "drain"], ["save"], ["load"], ["load"]]),
             ("aside.fio", "s3", [["save", "aside"]]),
         ],
-        every=2,
+        every=3,
     ),
 )
 def test_the_job_files_run_against_it(
