@@ -18,12 +18,22 @@ from ckpt.base.ids import Generation, RunName, Step
 from ckpt.objects import names
 from ckpt.objects.documents import Plan, decode
 from ckpt.objects.sinks.sink import Sink
-from ckpt.objects.stored_steps import cluster_of, stored_generations, stored_steps, unfinished
+from ckpt.objects.stored_steps import (
+    cluster_of,
+    generations_in,
+    is_committed,
+    steps_in,
+    stored_generations,
+    stored_steps,
+    unfinished,
+)
 from ckpt.objects.writer import abort_uploads, clear_drain
 from ckpt.plan.drains import StorePolicy, surplus
 
 LOOKS: Final = 10
 """Looks at an unchanged folder before it is removed."""
+WHOLE_LOOKS: Final = 240
+"""So many looks after it was found whole a step is looked at again: it may be saved again."""
 
 Key = tuple[RunName, Step, Generation]
 Content = tuple[tuple[str, ...], tuple[str, ...]]
@@ -43,6 +53,9 @@ class Leftovers:
         #: What lay at each unfinished generation, and since when it is the same; only of those that
         #: the tier no longer has.
         self._seen: dict[Key, tuple[Content, float]] = {}
+        #: Of each run the steps of which all that is there is committed, and how many looks ago
+        #: that was found last: a store has ten thousand of them, and one or two that are not.
+        self._whole: dict[RunName, dict[Step, int]] = {}
 
     def is_due(self, run: RunName) -> bool:
         """Whether it is time for another look."""
@@ -56,11 +69,28 @@ class Leftovers:
             return []
         now_s = self._clock()
         self._next_look_s[run] = now_s + self._quiet_s / LOOKS
-        left = [one for one in unfinished(self._sink, run) if one not in tier]
+        left = [one for one in unfinished(self._sink, run, self._open(run)) if one not in tier]
         gone = [key for key in self._seen if key[0] == run and key[1:] not in left]
         for key in gone:
             del self._seen[key]
         return [one for one in left if self._is_quiet((run, *one), cluster, now_s)]
+
+    def _open(self, run: RunName) -> list[Step]:
+        """Steps of which something may be unfinished."""
+        before, there = self._whole.get(run, {}), steps_in(self._sink, run)
+        whole = {
+            step: before[step] + 1
+            for step in there
+            if step in before and before[step] < WHOLE_LOOKS
+        }
+        left = [step for step in there if step not in whole]
+        whole |= {step: 0 for step in left if self._is_whole(run, step)}
+        self._whole[run] = whole
+        return [step for step in left if step not in whole]
+
+    def _is_whole(self, run: RunName, step: Step) -> bool:
+        found = generations_in(self._sink, run, step)
+        return all(is_committed(self._sink, run, step, generation) for generation in found)
 
     def _is_quiet(self, key: Key, cluster: str, now_s: float) -> bool:
         prefix = names.generation_prefix(*key)
@@ -81,6 +111,14 @@ class Leftovers:
         except NotFound:
             return ""
         return decode(Plan, raw, f"{self._sink.url}/{prefix}{names.PLAN}").header.cluster
+
+
+def may_leave_over(sink: Sink, policy: StorePolicy, run: RunName, step: Step) -> bool:
+    """Whether the store may have more than its retention lets stay, now that this step is there
+    and was not before. That takes two listings, however many steps there are.
+    """
+    is_crowded = policy.keep is not None and len(steps_in(sink, run)) > policy.keep
+    return is_crowded or len(generations_in(sink, run, step)) > 1
 
 
 def expired_in(

@@ -4,7 +4,7 @@ written or half deleted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ckpt.base.errors import NotFound, Refused
 from ckpt.base.ids import Generation, RunName, Step
@@ -16,7 +16,8 @@ from ckpt.objects.sinks.sink import Sink
 def stored_steps(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
     """Committed steps of a run, ascending, each with its newest committed generation."""
     found = (
-        (step, newest_generation(sink, names.step_prefix(run, step))) for step in _steps(sink, run)
+        (step, newest_generation(sink, names.step_prefix(run, step)))
+        for step in steps_in(sink, run)
     )
     return [(step, generation) for step, generation in found if generation is not None]
 
@@ -26,9 +27,9 @@ def stored_generations(sink: Sink, run: RunName) -> list[tuple[Step, Generation]
     the store's retention deletes what was replaced."""
     return [
         (step, generation)
-        for step in _steps(sink, run)
-        for generation in sorted(_generations(sink, names.step_prefix(run, step)))
-        if _has(sink, run, step, generation, names.COMMITTED)
+        for step in steps_in(sink, run)
+        for generation in sorted(generations_in(sink, run, step))
+        if is_committed(sink, run, step, generation)
     ]
 
 
@@ -54,31 +55,38 @@ def cluster_of(sink: Sink, run: RunName, step: Step, generation: Generation) -> 
 def remains(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
     """Generations with neither a marker nor a plan: a deletion was interrupted. A writer has its
     plan there from before its first byte until after the marker."""
-    return _uncommitted(sink, run, planned=False)
+    return _uncommitted(sink, run, steps_in(sink, run), planned=False)
 
 
-def unfinished(sink: Sink, run: RunName) -> list[tuple[Step, Generation]]:
-    """Generations with a plan and no marker: somebody writes them, or did."""
-    return _uncommitted(sink, run, planned=True)
+def unfinished(sink: Sink, run: RunName, among: Iterable[Step]) -> list[tuple[Step, Generation]]:
+    """Generations of these steps with a plan and no marker: somebody writes them, or did."""
+    return _uncommitted(sink, run, among, planned=True)
 
 
-def _uncommitted(sink: Sink, run: RunName, *, planned: bool) -> list[tuple[Step, Generation]]:
+def _uncommitted(
+    sink: Sink, run: RunName, among: Iterable[Step], *, planned: bool
+) -> list[tuple[Step, Generation]]:
     return [
         (step, generation)
-        for step in _steps(sink, run)
-        for generation in _generations(sink, names.step_prefix(run, step))
+        for step in among
+        for generation in generations_in(sink, run, step)
         if _has(sink, run, step, generation, names.PLAN) is planned
         # The marker is looked for last: after it the plan goes.
-        and not _has(sink, run, step, generation, names.COMMITTED)
+        and not is_committed(sink, run, step, generation)
     ]
+
+
+def is_committed(sink: Sink, run: RunName, step: Step, generation: Generation) -> bool:
+    """Whether its marker is there."""
+    return _has(sink, run, step, generation, names.COMMITTED)
 
 
 def _has(sink: Sink, run: RunName, step: Step, generation: Generation, name: str) -> bool:
     return sink.head(names.generation_prefix(run, step, generation) + name) is not None
 
 
-def _steps(sink: Sink, run: RunName) -> list[Step]:
-    """Steps of which anything is there, ascending."""
+def steps_in(sink: Sink, run: RunName) -> list[Step]:
+    """Steps of which anything is there, ascending: by one listing, however many there are."""
     folder, slash, last = names.run_prefix(run).rpartition("/")
     found = []
     for name in sink.children(folder + slash):
@@ -90,13 +98,18 @@ def _steps(sink: Sink, run: RunName) -> list[Step]:
 
 def newest_generation(sink: Sink, prefix: str) -> Generation | None:
     """The highest generation with a marker."""
-    for generation in sorted(_generations(sink, prefix), reverse=True):
+    for generation in sorted(_parsed(sink, prefix), reverse=True):
         if sink.head(f"{prefix}{generation}/{names.COMMITTED}") is not None:
             return generation
     return None
 
 
-def _generations(sink: Sink, prefix: str) -> Iterator[Generation]:
+def generations_in(sink: Sink, run: RunName, step: Step) -> list[Generation]:
+    """Of which anything is there."""
+    return list(_parsed(sink, names.step_prefix(run, step)))
+
+
+def _parsed(sink: Sink, prefix: str) -> Iterator[Generation]:
     for name in sink.children(prefix):
         if name.endswith("/"):
             try:

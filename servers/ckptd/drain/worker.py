@@ -20,11 +20,17 @@ from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Aborted, Busy, CkptError, NotFound, Refused
 from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.base.rests import Rests
-from ckpt.objects.leftovers import Leftovers, delete_unfinished, expired_in, tidy_committed
+from ckpt.objects.leftovers import (
+    Leftovers,
+    delete_unfinished,
+    expired_in,
+    may_leave_over,
+    tidy_committed,
+)
 from ckpt.objects.names import COMMITTED, generation_prefix
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.sinks.sink import Sink
-from ckpt.objects.stored_steps import remains, stored_by, stored_generations
+from ckpt.objects.stored_steps import remains, steps_in, stored_by, stored_generations
 from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt.plan.drains import StorePolicy, surplus
@@ -126,7 +132,7 @@ class StoreWorker:
             self._look_due_s = time.monotonic() + LOOK_AGAIN_S
         for run in sorted({*self._watch.runs(), *self._sent}):
             if self._policy.wants(run):
-                if is_due or run not in self._sent:
+                if run not in self._sent or (is_due and self._lacks(run)):
                     tidy_committed(self._sink, run)
                     self._expire(run)
                 self._abandon(run)
@@ -189,7 +195,8 @@ class StoreWorker:
             self._sent[id.run].add((id.step, id.generation))
         fields = {"url": self.url, "checkpoint": name, "manifest": manifest}
         self._report("info", "drained", fields)
-        self._expire(id.run)
+        if may_leave_over(self._sink, self._policy, id.run, id.step) or self._lacks(id.run):
+            self._expire(id.run)
 
     def _write(self, id: CheckpointId, heartbeat: Heartbeat) -> str:
         """The manifest's digest, when all is in the store."""
@@ -223,6 +230,8 @@ class StoreWorker:
         """Delete what the store's own retention leaves over: its marker first, then the rest."""
         # First, so that nothing is evicted on its account.
         doomed = [] if self._is_known(run) else self._tell(run)
+        # Until all of it is gone: an interrupted deletion is looked for again.
+        counted = self._sent.pop(run)
         for step, generation in doomed:
             delete_stored(self._sink, run, step, generation)
             fields = {"url": self.url, "checkpoint": f"{run}@{step}#{generation}"}
@@ -230,6 +239,7 @@ class StoreWorker:
         # Also what an earlier deletion left when it was interrupted.
         for step, generation in remains(self._sink, run):
             delete_stored(self._sink, run, step, generation)
+        self._sent[run] = counted
 
     def _is_known(self, run: RunName) -> bool:
         """Whether the store has what the queue counts on there, and nothing to delete."""
@@ -244,8 +254,14 @@ class StoreWorker:
             named = ", ".join(f"{run}@{step}#{generation}" for step, generation in lost[:NAMED_MAX])
             fields = {"url": self.url, "count": str(len(lost)), "checkpoints": named}
             self._report("warning", text, fields)
-        cluster = self._watch.cluster()
-        return not lost and not expired_in(self._sink, self._policy, run, cluster, there)
+            return False
+        self._sent[run].intersection_update(there)
+        return not expired_in(self._sink, self._policy, run, self._watch.cluster(), there)
+
+    def _lacks(self, run: RunName) -> bool:
+        """Whether a step is not there at all that the queue counts on: by one listing."""
+        counted = {step for step, _ in self._sent.get(run, ())}
+        return not counted.issubset(steps_in(self._sink, run))
 
     def _abandon(self, run: RunName) -> None:
         """Delete what was half drained when the tier deleted it."""
