@@ -30,7 +30,7 @@ from ckpt.objects.documents import Header
 from ckpt.objects.reader import open_stored
 from ckpt.objects.sinks.sink import at_once
 from ckpt.objects.source import Source, Wish
-from ckpt.objects.stored_steps import stored_steps, unfinished
+from ckpt.objects.stored_steps import steps_in, stored_steps, unfinished
 from ckpt.plan.drains import Committed, StoredSteps, StorePolicy, due
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import (
@@ -83,7 +83,8 @@ def unfinished_in(
     bucket: Bucket, tier: set[CheckpointId]
 ) -> list[tuple[RunName, Step, Generation]]:
     """What is half drained there, and still in the tier."""
-    found = [CheckpointId(RUN, *key) for key in unfinished(FakeSink(bucket, calm), RUN)]
+    sink = FakeSink(bucket, calm)
+    found = [CheckpointId(RUN, *key) for key in unfinished(sink, RUN, steps_in(sink, RUN))]
     return [(RUN, id.step, id.generation) for id in found if id in tier]
 
 
