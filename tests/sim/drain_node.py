@@ -35,7 +35,13 @@ from ckpt.format.messages.drains import (
     encode_stored,
 )
 from ckpt.format.messages.hello import Failed, Role
-from ckpt.objects.leftovers import Leftovers, delete_unfinished, expired_in, tidy_committed
+from ckpt.objects.leftovers import (
+    Leftovers,
+    delete_unfinished,
+    expired_in,
+    may_leave_over,
+    tidy_committed,
+)
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.source import Source
 from ckpt.objects.stored_steps import remains, stored_by
@@ -353,12 +359,17 @@ class DrainNode:
         end = EndDrain(self.policy.url, self.name, id)
 
         def expire() -> None:
-            self._tell_stored(self._ask_lease) if self._has_surplus() else self._ask_lease()
+            if self._has_surplus(id.step):
+                self._tell_stored(self._ask_lease)
+            else:
+                self._ask_lease()
 
         self._ask(end, lambda _: self._work(expire))
 
-    def _has_surplus(self) -> bool:
-        return bool(expired_in(self._sink, self.policy, self._run, CLUSTER))
+    def _has_surplus(self, step: Step) -> bool:
+        """Now that this one is there."""
+        where = self._sink, self.policy, self._run
+        return may_leave_over(*where, step) and bool(expired_in(*where, CLUSTER))
 
     def _beat(self) -> None:
         if not self.up:
