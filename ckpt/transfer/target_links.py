@@ -34,8 +34,10 @@ class TargetLinks:
         self._options = options
         #: The live link to each boot of a target.
         self._links: dict[tuple[TargetId, BootId], Link] = {}
-        #: Sockets of this host that nobody answered on; TCP is used instead.
-        self._unix_broken: set[str] = set()
+        #: The boot of a target for which a socket of this host was dialed last, by address.
+        self._unix_dialed: dict[str, BootId] = {}
+        #: Those of them that nobody answered on: TCP is used instead, until the target restarts.
+        self._unix_broken: dict[str, BootId] = {}
 
     def obtain(self, place: Place) -> Link:
         """A link that is open or being made; LinkClosed follows if it cannot be. Raises Refused."""
@@ -59,13 +61,16 @@ class TargetLinks:
         self._links = {key: other for key, other in self._links.items() if other is not link}
         local = link.address.startswith("unix:")
         if local and link.peer is None:
-            self._unix_broken.add(link.address)
+            self._unix_broken[link.address] = self._unix_dialed[link.address]
         return local and link.peer is None
 
     def _address(self, place: Place) -> str:
         local = f"unix:{place.unix}"
-        usable = place.unix and local not in self._unix_broken
-        return local if usable and _is_socket(place.unix) else place.address
+        is_broken = self._unix_broken.get(local) == place.boot
+        if not place.unix or is_broken or not _is_socket(place.unix):
+            return place.address
+        self._unix_dialed[local] = place.boot
+        return local
 
 
 def _is_socket(path: str) -> bool:

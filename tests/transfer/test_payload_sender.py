@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ckpt.aio.net.link import LinkEvent
 from ckpt.aio.net.link_loop import LinkLoop
 from ckpt.base.errors import CkptError
 from ckpt.base.ids import (
+    BootId,
     CheckpointId,
     ColumnId,
     ColumnNumber,
@@ -236,6 +238,33 @@ def test_a_dead_unix_socket_falls_back_to_tcp(tmp_path: Path) -> None:
         places = [target.place(j) for j, target in enumerate(made)]
         it.start(start_of(1, arena, places), memoryview(arena.map))
         assert_holds(wait_result(it, PayloadSealed, []), made, arena)
+
+
+def test_a_dead_unix_socket_is_used_again_when_its_target_has_restarted(tmp_path: Path) -> None:
+    """By TCP a stager that lives for weeks would send at twice the cost for all of them."""
+    paths = [str(tmp_path / f"socket{number}") for number in range(3)]
+    for path in paths:
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(path)
+    arenas = {step: Arena("2+1", 300_000, seed=step) for step in (1, 2)}
+    with sender() as it:
+        with targets(3) as made:
+            for target, path in zip(made, paths, strict=True):
+                target.unix = path
+            places = [target.place(j) for j, target in enumerate(made)]
+            it.start(start_of(1, arenas[1], places), memoryview(arenas[1].map))
+            assert_holds(wait_result(it, PayloadSealed, []), made, arenas[1])
+            stop(it, 1, [])
+        with targets(3, unix_directory=str(tmp_path)) as made:
+            for target, path in zip(made, paths, strict=True):
+                Path(target.unix).rename(path)
+                target.unix = path
+            places = [
+                replace(target.place(j), boot=BootId(78), address="127.0.0.1:1")
+                for j, target in enumerate(made)
+            ]
+            it.start(start_of(2, arenas[2], places), memoryview(arenas[2].map))
+            assert_holds(wait_result(it, PayloadSealed, []), made, arenas[2])
 
 
 @pytest.mark.parametrize("column", [0, 5], ids=["data", "parity"])
