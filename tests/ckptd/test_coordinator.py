@@ -237,6 +237,21 @@ def test_an_ipv6_address_is_said_as_others_dial_it(tmp_path: Path) -> None:
     assert urlsplit(f"http://{http}/").hostname == "::1"
 
 
+def test_all_addresses_of_ipv6_are_those_of_ipv4_as_well(tmp_path: Path) -> None:
+    """Others are given this host's name, which they may find to be an IPv4 address alone."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+    config = CoordinatorConfig(tmp_path, listen="[::]:0", http="[::]:0")
+
+    async def reached() -> None:
+        async with listening(config, bytes(32), "c") as front:
+            for port in (front.server.port, int(front.view.http.rpartition(":")[2])):
+                for host in ("127.0.0.1", "::1"):
+                    socket.create_connection((host, port), timeout=30).close()
+
+    asyncio.run(reached())
+
+
 @pytest.mark.parametrize(
     ("listen", "advertise", "others", "named"),
     [

@@ -37,9 +37,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from ckpt.aio.clock import now_us
 from ckpt.aio.net.address import TcpAddress
-from ckpt.aio.net.serving.accepting import Door
-from ckpt.aio.net.serving.seats import BACKLOG
-from ckpt.base.errors import CkptError, Refused, Unavailable
+from ckpt.aio.net.serving.accepting import Door, listen_at
+from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import RunName, Step, check_run_name, check_step
 from ckpt.base.limits import UNAUTHENTICATED_LIFE_US
 from ckpt.base.units import US_PER_S
@@ -156,12 +155,7 @@ class HttpPlane:
     async def start(self, host: str, port: int) -> str:
         """Listen; returns the bound HOST:PORT. Raises Unavailable when it cannot be had."""
         await self._runner.setup()
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            listener = socket.create_server((host, port), family=found[0][0], backlog=BACKLOG)
-        except OSError as error:
-            raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        listener = listen_at(host, port)
         self._door = Door(self, SEATS_MAX, _RESERVE_COUNT)
         self._door.add(listener)
         where, port = listener.getsockname()[:2]

@@ -22,9 +22,13 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from ckpt.aio import descriptors
 from ckpt.aio.clock import now_us
-from ckpt.aio.net.serving.seats import Seats, source_of
+from ckpt.aio.net.address import TcpAddress
+from ckpt.aio.net.serving.seats import BACKLOG, Seats, source_of
+from ckpt.base.errors import Unavailable
 from ckpt.base.units import US_PER_S
 
+BOTH_FAMILIES: Final = "::"
+"""All addresses of this host. Python would take IPv6 alone there."""
 REST_US: Final = 100_000
 _ACCEPTS_PER_TURN: Final = 16
 _SHARE_OF_DESCRIPTORS: Final = 8
@@ -162,3 +166,18 @@ class Door(Generic[K]):
         if not self._closed:
             for listener in self._listeners:
                 self._loop.add_reader(listener.fileno(), self._accept, listener)
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """A socket for a door: at the first address of that host, or at all of this one's, of IPv4 as
+    well as of IPv6, for `::`. May block where it is a name. Raises Unavailable.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        both = host == BOTH_FAMILIES and socket.has_dualstack_ipv6()
+        return socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
+        )
+    except OSError as error:
+        where = TcpAddress(host, port)
+        raise Unavailable(f"cannot listen on {where}: {error.strerror}") from None

@@ -43,7 +43,7 @@ from ckpt.aio.net.address import UNIX_PATH_BYTES_MAX
 from ckpt.aio.net.bulk import Bulk, BulkRules
 from ckpt.aio.net.channel import Channel, SessionHandler
 from ckpt.aio.net.send_queue import Sent
-from ckpt.aio.net.serving.accepting import Door
+from ckpt.aio.net.serving.accepting import Door, listen_at
 from ckpt.aio.net.serving.seats import BACKLOG
 from ckpt.aio.net.serving.server_limits import Cut, Pressure, ServerLimits, ServerStatistics
 from ckpt.aio.net.serving.watch import Watch
@@ -153,11 +153,7 @@ class Server:
     def listen_tcp(self, host: str, port: int) -> None:
         """Only `serve` calls this."""
         self._bulks.wire.prepare(host)
-        try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
-        except OSError as error:
-            raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        sock = listen_at(host, port)
         self._door.add(sock)
         self.port = sock.getsockname()[1]
 
