@@ -14,12 +14,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from ckpt.aio.net.address import endpoints_by_resolver, parse_address
 from ckpt.aio.net.rpc import RpcClient
 from ckpt.base.errors import Corrupt, Refused, Unauthorized, Unavailable
 from ckpt.base.ids import BootId, LaunchNumber, TargetId
@@ -250,6 +252,29 @@ def test_all_addresses_of_ipv6_are_those_of_ipv4_as_well(tmp_path: Path) -> None
                     socket.create_connection((host, port), timeout=30).close()
 
     asyncio.run(reached())
+
+
+def test_an_address_of_a_link_alone_is_listened_at(tmp_path: Path) -> None:
+    """Those of an interface that is up, as the kernel lists them, have 128 bits in hex."""
+    listed = Path("/proc/net/if_inet6")
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    links = [line.split() for line in lines if line.startswith("fe80")]
+    if not links:
+        pytest.skip("no interface here has an IPv6 address of its link")
+    digits, *_, interface = links[0]
+    address = f"[{IPv6Address(int(digits, 16))}%{interface}]:0"
+    config = CoordinatorConfig(tmp_path, listen=address, http=address)
+
+    async def said() -> tuple[str, str]:
+        async with listening(config, bytes(32), "c") as front:
+            for each in (front.view.address, front.view.http):
+                (endpoint,) = endpoints_by_resolver(parse_address(each))
+                with socket.socket(endpoint.family) as peer:
+                    peer.connect(endpoint.sockaddr)
+            return front.view.address, front.view.http
+
+    for each in asyncio.run(said()):
+        assert each.startswith(address.removesuffix("0"))
 
 
 @pytest.mark.parametrize(

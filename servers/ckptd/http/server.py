@@ -158,8 +158,9 @@ class HttpPlane:
         listener = listen_at(host, port)
         self._door = Door(self, SEATS_MAX, _RESERVE_COUNT)
         self._door.add(listener)
-        where, port = listener.getsockname()[:2]
-        return str(TcpAddress(where, port))
+        bound, port = listener.getsockname()[:2]
+        # The scope of a link's own address is not in that text.
+        return str(TcpAddress(host if "%" in host else bound, port))
 
     async def close(self) -> None:
         """Stop listening, end every connection."""

@@ -173,11 +173,10 @@ def listen_at(host: str, port: int) -> socket.socket:
     well as of IPv6, for `::`. May block where it is a name. Raises Unavailable.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        # With the scope of a link's own address (fe80::1%eth0): `bind` takes none out of a text.
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         both = host == BOTH_FAMILIES and socket.has_dualstack_ipv6()
-        return socket.create_server(
-            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
-        )
+        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         where = TcpAddress(host, port)
         raise Unavailable(f"cannot listen on {where}: {error.strerror}") from None
