@@ -310,7 +310,8 @@ class Launches:
                 raise Busy(
                     f"rank {message.rank} of launch {launch.key!r} of run {message.run!r} "
                     f"is already held by the live process {member.process}",
-                    hint="two processes must not share (run, launch, rank)",
+                    hint="two processes must not share (run, launch, rank): end that one; if its "
+                    "host has died, try again in 30 s",
                 )
             former, member = member.as_former(now_us), None
         entered = member is None
