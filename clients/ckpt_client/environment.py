@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -85,6 +86,24 @@ def find_place(
             f"{family.rank}, {size_name}",
         )
     return RankPlace(Rank(0), 1)
+
+
+def find_saver(rank: int | None = None, world_size: int | None = None) -> RankPlace:
+    """`find_place`, of a rank that saves. Raises Refused as well where nothing names a rank, and
+    torch.distributed has several, as under torch.multiprocessing.spawn: each would save as rank 0
+    of 1, in the place of the others.
+    """
+    place = find_place(rank, world_size)
+    dist = sys.modules.get("torch.distributed")
+    if rank is None and place.world_size == 1 and dist is not None and dist.is_available():
+        size = dist.get_world_size() if dist.is_initialized() else 1
+        if size > 1:
+            raise Refused(
+                f"torch.distributed has {size} ranks, but RANK and WORLD_SIZE are not set: the "
+                "rank would be a guess",
+                hint="pass rank= and world_size=; rank=0, world_size=1 if this rank saves alone",
+            )
+    return place
 
 
 def find_launch_key(

@@ -23,7 +23,7 @@ from ckpt.base.ids import RunName, check_run_name, check_step
 from ckpt.base.units import check_seconds, counted
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt_client.connection import Connection
-from ckpt_client.environment import RankPlace, find_place
+from ckpt_client.environment import RankPlace, find_place, find_saver
 from ckpt_client.handlers import refuse_inside
 from ckpt_client.here_only import HereOnly
 from ckpt_client.keeper import Keeper
@@ -245,7 +245,7 @@ class Store(HereOnly, Keeper):
         begun_s: `time.monotonic()` when the training stopped for this save; default: now.
         """
         self._check_usable()
-        name, number, place = check_run_name(run), check_step(step), find_place(rank, world_size)
+        name, number, place = check_run_name(run), check_step(step), find_saver(rank, world_size)
         begun_s = time.monotonic() if begun_s is None else begun_s
         return SaveTurn(self._stagers, name, number, place, begun_s=begun_s, store=self)
 

@@ -151,6 +151,24 @@ def test_a_step_that_one_rank_refused_commits_when_all_save_it_again(
             assert rank == REFUSING or f"rank {REFUSING}" in text.lower()
 
 
+def guessing_job(url: str) -> tuple[str, int]:
+    rank, state = dist.get_rank(), {"w": torch.ones(2)}
+    with ckpt.open(url) as store:
+        heard = told(lambda: store.save("guessed", 1, state))
+        store.save("guessed", 2, state, rank=rank, world_size=2).wait(WAIT_S)
+        alone = store.save(f"guessed-{rank}", 3, state, rank=0, world_size=1)
+        return heard, alone.wait(WAIT_S).step
+
+
+def test_a_save_whose_rank_nobody_says_is_refused_beside_others(cluster: str, ranks: Ranks) -> None:
+    """torch.multiprocessing.spawn sets no RANK. Both saved as rank 0 of 1: one committed its own
+    state as all of the step, and fenced the other.
+    """
+    for heard, step in ranks.run(2, guessing_job, cluster):
+        assert "torch.distributed has 2 ranks" in heard
+        assert step == 3
+
+
 @pytest.mark.parametrize("kind", ["function", "lock"])
 def test_what_cannot_be_pickled_is_refused_by_name(cluster: str, kind: str) -> None:
     """Saves but those through a stager raised what pickle says, which names no path."""
