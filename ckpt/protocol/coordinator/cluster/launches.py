@@ -26,8 +26,7 @@ from ckpt.format.members import NO_LAUNCH
 from ckpt.format.messages.launches import Departure, JoinLaunch, TrainerLeft
 from ckpt.protocol.coordinator import catalog
 from ckpt.protocol.coordinator.catalog import CatalogEntry
-from ckpt.protocol.coordinator.cluster.launch import Launch, Run, Saved
-from ckpt.protocol.coordinator.cluster.seats import Former, LaunchedRank
+from ckpt.protocol.coordinator.cluster.launch import Former, Launch, LaunchedRank, Run, Saved
 from ckpt.protocol.coordinator.image import CatalogRow, LaunchRow
 from ckpt.protocol.events import Session
 
