@@ -120,7 +120,7 @@ def find_launch_key(
         _check_key(launch)
         return launch
     elastic = environ.get("TORCHELASTIC_RUN_ID")
-    restart = _restart(environ)
+    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     # torchrun's default id is the word "none", the same for every start: it names nothing.
     if elastic and elastic != "none":
         return f"torchelastic:{elastic}:{restart}"
@@ -134,15 +134,6 @@ def find_launch_key(
         if value:
             return f"{name.lower()}:{value}:{restart}"
     return None
-
-
-def _restart(environ: Mapping[str, str]) -> str:
-    """torchrun's count of restarts, where all ranks have the same. Each node counts its own: one
-    that was put in the place of a dead one begins at 0, and one whose workers were started again
-    because another node joined counts nothing.
-    """
-    one_node = environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    return environ.get("TORCHELASTIC_RESTART_COUNT", "0") if one_node else "nodes"
 
 
 def _check_key(launch: str) -> None:

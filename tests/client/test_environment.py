@@ -149,14 +149,6 @@ def test_torchrun_restarts_are_launches_of_their_own() -> None:
     )
 
 
-def test_nodes_of_torchrun_that_count_their_restarts_apart_are_one_launch() -> None:
-    """A node in the place of a dead one has counted none."""
-    job = {"TORCHELASTIC_RUN_ID": "job", "GROUP_WORLD_SIZE": "2"}
-    keys = {find_launch_key(environ={**job, "TORCHELASTIC_RESTART_COUNT": n}) for n in "01"}
-    assert len(keys) == 1
-    assert find_launch_key(environ={**job, "GROUP_WORLD_SIZE": "1"}) not in keys
-
-
 def test_the_default_id_of_torchrun_names_nothing() -> None:
     assert find_launch_key(environ={"TORCHELASTIC_RUN_ID": "none"}) is None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt.format.messages.hello import Failed
 from tests.protocol.coordinating import Bench, RankFake, every, team
 
 
@@ -128,24 +127,3 @@ def test_a_trainer_that_ends_once_its_peer_is_there_again_counts_as_beside_it() 
     one.open(6)
     finish([ranks[0], one])
     assert one.commits()
-
-
-@pytest.mark.parametrize("sizes", [(1, 2), (2, 1, 2), (2, 3, 2)])
-def test_an_elastic_job_saves_with_each_number_of_ranks(sizes: tuple[int, ...]) -> None:
-    """torchrun starts all ranks again under the same id; a rank of none of these starts lives."""
-    bench = Bench()
-    for step, size in enumerate(sizes, start=1):
-        ranks = [RankFake(bench, rank, size, process=f"{step}/{rank}") for rank in range(size)]
-        every(ranks, lambda rank: rank.open(step))  # noqa: B023
-        finish(ranks)
-        assert all(rank.commits() for rank in ranks)
-        every(ranks, lambda rank: rank.leave())
-        bench.restart(*bench.targets) if step == 1 and size == 2 else bench.tick(1)
-
-
-def test_another_number_of_ranks_beside_a_live_one_is_refused() -> None:
-    bench = Bench()
-    RankFake(bench, 0, 2).open(1)
-    (refusal,) = RankFake(bench, 0, 3, process="other").heard
-    assert isinstance(refusal, Failed)
-    assert "has world size 2, rank 0 says 3" in refusal.message

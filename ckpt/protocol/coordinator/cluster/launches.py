@@ -12,7 +12,7 @@ begun a launch of a new number. One key is one launch: they get that one's numbe
 it under either.
 
 Invariants: ranks of one launch share one world size; a rank has one live process; `begun` only
-grows; of launches with one key the newest alone is joined.
+grows; no two launches of a run have one key.
 """
 
 from __future__ import annotations
@@ -66,8 +66,6 @@ class Launches:
         run = self.runs.setdefault(message.run, Run())
         entries: list[CatalogEntry] = []
         found = self._find(run, message, entries)
-        if found is not None and _is_over(run, found, message):
-            found = None
         launch = found or self._new(run, message)
         if launch.world_size != message.world_size:
             raise Refused(
@@ -329,19 +327,7 @@ class Launches:
 
 
 def _of_key(run: Run, key: str) -> Launch | None:
-    """The newest."""
-    same = (launch for launch in run.launches.values() if launch.key == key)
-    return max(same, key=lambda launch: launch.number, default=None)
-
-
-def _is_over(run: Run, launch: Launch, message: JoinLaunch) -> bool:
-    """Whether a rank that comes under the launch's key is of a later start: nobody of the launch
-    lives, and it had another world size, or can save no more. torchrun's elastic jobs start again
-    with more or fewer nodes, and tell ranks nothing by which these starts differ.
-    """
-    if message.reads or message.key is None or message.launch is not None or launch.live:
-        return False
-    return launch.world_size != message.world_size or launch.number < run.begun
+    return next((launch for launch in run.launches.values() if launch.key == key), None)
 
 
 OLDER_HINT: Final = (
