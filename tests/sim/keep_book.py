@@ -95,8 +95,12 @@ class KeepBook:
     def check_left(
         self, here: Collection[CheckpointId], held: Collection[CheckpointId], late_s: float
     ) -> None:
-        """Nobody reads or saves any more: what no rule keeps is gone, by its age `late_s` later."""
-        now_s = self.wall_s() - late_s - self.set_ahead_s
+        """Nobody reads or saves any more: what no rule keeps is gone, by its age `late_s` later.
+
+        What was begun after a step counts as no older than that step, also by a clock that was set
+        back in between.
+        """
+        now_s = self.wall_s() - late_s - self.set_ahead_s - self.set_back_s
         older = {(one.run, one.step): one.generation for one in sorted(held, reverse=True)}
         for id in here:
             covers = older.get((id.run, id.step), id.generation) < id.generation
