@@ -23,7 +23,7 @@ from tests.sim.oracles import Violation
 from tests.sim.scenario import SETTLE_US
 from tests.sim.world import RANK_COUNT
 
-SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 33
+SEEDS = int(os.environ.get("CKPT_SIM_SEEDS", "100")) // 20
 SEEDS_SOAK = 300
 STEPS = (10, 20, 30, 40, 50)
 SAVES_US = 6_000_000
