@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from ckpt.base.extras import needing
 
 with needing("ckpt_torch"):
+    from ckpt_torch.place import launch_key
     from ckpt_torch.preparing import prepare
     from ckpt_torch.reading.async_loading import async_load
     from ckpt_torch.reading.loading import load
@@ -37,6 +38,7 @@ __all__ = [
     "async_load",
     "async_save",
     "guard",
+    "launch_key",
     "load",
     "load_whole",
     "prepare",

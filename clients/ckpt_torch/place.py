@@ -1,8 +1,9 @@
-"""Which store, run, step and rank is meant: from DCP's arguments and the process group."""
+"""Which store, run, step, rank and launch is meant: from DCP's arguments and the process group."""
 
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -57,6 +58,28 @@ class Who:
     """None for the default group, when `speaking`."""
     speaking: bool
     """The ranks can talk: there is a process group."""
+
+
+def launch_key(process_group: dist.ProcessGroup | None = None) -> str:
+    """A word for `ckpt.open(launch=...)` that all ranks of this start of the job share, and no
+    other start has. All ranks of the group call it together, once: its first rank makes the word
+    and broadcasts it. It needs nothing of the launcher, whose nodes may count restarts apart.
+
+    process_group: the ranks that save; default all.
+
+    Raises Refused when the ranks have no process group to talk by.
+    """
+    who = find_who(process_group, no_dist=False)
+    words = [f"torch:{secrets.token_hex(16)}"]
+    if who.speaking:
+        first = 0 if process_group is None else dist.get_process_group_ranks(process_group)[0]
+        dist.broadcast_object_list(words, src=first, group=process_group)
+    elif who.world_size > 1:
+        raise Refused(
+            f"launch_key: {counted(who.world_size, 'rank')} without a process group",
+            hint="call torch.distributed.init_process_group first",
+        )
+    return words[0]
 
 
 def find_where(checkpoint_id: CheckpointName | None, store: Store | str | None) -> Where:
