@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from tests.frameworks.device.emulated import Emulated
 from tests.frameworks.test_torch_restarts import under_torchrun
 from tests.frameworks.warm import Warm
 from tests.gpu import test_loads, test_preparing, test_ranks, test_saves
-from tests.gpu.finding import said
+from tests.gpu.finding import is_for_cpus_alone, said
 from tests.gpu.test_guard import (  # noqa: F401
     Training,
     test_every_save_of_a_guarded_training_is_the_state_of_its_step,
@@ -98,3 +100,37 @@ def test_make_test_gpu_says_first_what_it_runs_on_or_that_there_is_nothing(
         assert said() == "ACCELERATOR: emulated:0"
     if not torch.accelerator.is_available():
         assert said() == "NO ACCELERATOR: its tests are SKIPPED"
+
+
+BUILDS = [
+    ("cuda = hip = xpu = None", True),
+    ("cuda = '13.0'; hip = xpu = None", False),
+    ("cuda = xpu = None; hip = '7.1'", False),
+    ("cuda = hip = None", False),
+]
+"""What torch says that it was built for, and whether that is enough to ask it for nothing."""
+
+
+@pytest.mark.parametrize(("built", "is_enough"), BUILDS)
+def test_torch_is_imported_where_it_may_know_an_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: str, is_enough: bool
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise AssertionError('imported')")
+    (tmp_path / "torch" / "version.py").write_text(built)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_for_cpus_alone(), "it was imported, and can be asked"
+    monkeypatch.delitem(sys.modules, "torch")
+    assert is_for_cpus_alone() is is_enough
+
+
+def test_where_torch_knows_none_all_are_skipped_by_name_and_nothing_is_imported() -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("here they run")
+    run = "import pytest, sys; pytest.main(sys.argv[1:]); print('torch' in sys.modules)"
+    words = [sys.executable, "-c", run, "-q", "-n", "0", "-m", "not slow", "tests/gpu"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True)
+    count = sum(path.read_text().count("\ndef test_") for path in (root / "tests/gpu").glob("*.py"))
+    assert f"\n{count} skipped in " in done.stdout
+    assert done.stdout.endswith("\nFalse\n") is (torch.version.cuda is None)

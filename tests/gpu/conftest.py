@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,15 +10,27 @@ import pytest
 
 from tests.gpu.finding import accelerator
 
-FOLDER = Path(__file__).parent
+
+class Unasked(pytest.File):
+    """A module of tests that nothing here can run: none of what it imports is imported."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        for name in re.findall(r"^def (test_\w+)\(", self.path.read_text(), re.MULTILINE):
+            yield Skipped.from_parent(self, name=name)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class Skipped(pytest.Item):
+    """A test of it, whatever its parameters."""
+
+    def runtest(self) -> None:
+        pytest.skip("no accelerator")
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Collector | None:
     """Skip this folder's tests where there is nothing to run them on."""
-    if not accelerator():
-        for item in items:
-            if item.path.is_relative_to(FOLDER):
-                item.add_marker(pytest.mark.skip(reason="no accelerator"))
+    return None if accelerator() else Unasked.from_parent(parent, path=module_path)
 
 
 @pytest.fixture(scope="module")
