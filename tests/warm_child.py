@@ -2,8 +2,8 @@
 ask for it.
 
 Cold it spends a quarter to half a second of CPU on imports, and a cluster of many hosts has nine.
-Daemons start as users start them in tests/client/test_operations.py, in
-tests/ckptd/test_coordinator.py, in tests/wheel and, of ckptbench's clusters, in tests/bench_e2e.
+Daemons start as users start them in tests/ckptd/test_coordinator.py, in tests/wheel, of ckptbench's
+clusters in tests/bench_e2e, and in tests/client/test_operations.py at some landings.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import pytest
 from ckpt.protocol.coordinator.reading.checks import CHECKS
 from ckpt_client.cli.exits import MEANINGS
 from tests.client.clikit import PLAIN, TIMEOUT_S, Ended, environment, run, run_in_shell
+from tests.landing import has_turn
 from tests.waiting import ASKED_S, wait_until
 from tests.warm_child import Child, start_daemon, start_script
 
@@ -36,9 +37,10 @@ def commands_of(page: str, kind: str = "console") -> list[str]:
 class Shell:
     """I run a page's lines: its folders below a temporary one, its addresses on this machine.
 
-    Each command of `ckpt` is a process the first time that the page has it. What it answers after
-    that is asked in this process, and each script and each kind of daemon after the first is forked
-    warm: interpreters that import the same were half of what a page cost.
+    Each command of `ckpt` is a process the first time that the page has it, at one of three
+    landings. What it answers after that is asked in this process, and each script and each kind of
+    daemon after the first is forked warm: interpreters that import the same were half of what a
+    page cost.
     """
 
     def __init__(self, root: Path, addresses: Mapping[str, str] | None = None) -> None:
@@ -47,8 +49,8 @@ class Shell:
         self._environ = environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         self._ports: dict[str, str] = dict(addresses or {})
         self._daemons: list[Child] = []
-        #: Commands of `ckpt` and `ckptd` that have been interpreters of their own, and "python3"
-        #: once a script has been one.
+        #: Commands of `ckpt` and `ckptd` that need no interpreter of their own any more, and
+        #: "python3" once no script does.
         self._begun: set[str] = set()
         for folder in FOLDERS:
             (root / folder[1:]).mkdir(parents=True)
@@ -133,10 +135,10 @@ class Shell:
         return answers[-1]
 
     def _has_begun(self, name: str) -> bool:
-        """It has from now on."""
-        before = name in self._begun
+        """Or begins at another landing. It has from now on."""
+        needs_none = name in self._begun or not has_turn(len(self._begun), every=3)
         self._begun.add(name)
-        return before
+        return needs_none
 
     def _scripted(self, code: str) -> Ended:
         """Its errors go where ours do."""
