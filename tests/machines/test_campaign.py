@@ -14,6 +14,7 @@ import pytest
 import ckpt
 from ckpt.base.errors import CkptError, Lost
 from tests.e2e_remote.conftest import started
+from tests.landing import at_turn
 from tests.machines.cluster import MachineCluster
 from tests.machines.strikes import Strikes
 from tests.soak.beside import beside
@@ -39,6 +40,9 @@ def kept(library: Path, tmp_path: Path) -> Iterator[MachineCluster]:
         yield made
 
 
+# At the other landings test_kill_at_random.py of tests/soak ends processes; what each strike alone
+# does is asked at each, by the other files here.
+@at_turn(1, every=2)
 @pytest.mark.timeout(300)
 def test_a_short_campaign_on_failing_machines_loses_nothing(
     kept: MachineCluster, tmp_path: Path

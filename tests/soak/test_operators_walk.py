@@ -19,6 +19,7 @@ from ckpt_client.control import Control
 from ckpt_client.locate import Locator
 from tests.e2e.cluster import TARGETS, Cluster, command
 from tests.harm import remove_under
+from tests.landing import at_turn
 from tests.soak.beside import beside
 from tests.soak.job import Job
 from tests.soak.judge import Judge, check_left, staged_count, tell
@@ -34,6 +35,8 @@ WAIT_S = 240.0
 REPLACED = "DIRECTORY_UNKNOWN"
 
 
+# At the other landings test_replaced_at_random.py replaces targets under the same job.
+@at_turn(1, every=2)
 @pytest.mark.timeout(600)
 def test_each_target_is_lost_and_replaced_once_under_a_job(
     tmp_path: Path, mark: str, runtime: Path

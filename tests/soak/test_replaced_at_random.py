@@ -21,6 +21,7 @@ from ckpt.format.messages.asking import Ask
 from ckpt.protocol.coordinator.reading.answers import StepView
 from tests.e2e_remote.cluster import RemoteCluster
 from tests.e2e_remote.conftest import started
+from tests.landing import at_turn
 from tests.soak.beside import beside
 from tests.soak.job import Job
 from tests.soak.judge import Judge, check_left, tell
@@ -36,6 +37,8 @@ WHOLE_S = 240.0
 FLAGS = ("--rebuild-after-s", "1", "--keep", str(KEEP), "--orphan-grace-s", "5")
 
 
+# At the other landings test_operators_walk.py replaces each target under the same job.
+@at_turn(0, every=2)
 @pytest.mark.timeout(400)
 def test_a_short_campaign_loses_nothing(tmp_path: Path) -> None:
     run_campaign(tmp_path, FAST_SEED, FAST_S)
