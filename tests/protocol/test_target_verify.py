@@ -20,6 +20,7 @@ from ckpt.format.messages.reading import (
     ColumnVerified,
     Damage,
     DocumentKind,
+    ReadDocument,
     VerifyColumn,
 )
 from ckpt.format.messages.targets import DropGeneration
@@ -230,13 +231,51 @@ def test_labels_that_are_replaced_while_they_are_read_are_not_damaged() -> None:
         assert verified(world).documents == 3
 
 
-def test_a_read_that_fails_for_want_of_memory_proves_nothing() -> None:
+@pytest.mark.parametrize("errno_name", ["ENOMEM", "EACCES", "EPERM"])
+def test_a_read_that_fails_for_want_of_memory_or_of_rights_proves_nothing(errno_name: str) -> None:
+    """After a `chown` of files all targets called them damaged, and their checkpoint was lost."""
     world = stored()
-    world.disk.faults.append(Fault("read", "ENOMEM"))
+    world.disk.faults.append(Fault("read", errno_name))
     world.tell(READER, VerifyColumn(COLUMN.id))
     (answer,) = world.messages(READER)
     assert isinstance(answer, Failed)
     assert answer.code == "unavailable"
+    assert answer.message == f"{FILE} cannot be read now: {errno_name}"
+    assert world.machine.counters["blocks_damaged"] == 0
+
+
+@pytest.mark.parametrize(("errno_name", "is_missing"), [("EACCES", False), ("EIO", True)])
+def test_of_a_column_that_a_start_may_not_read_nobody_says_that_it_is_missing(
+    errno_name: str, is_missing: bool
+) -> None:
+    """Two targets that said so of a 2+1 checkpoint proved its loss, for good."""
+    world = stored()
+    world.disk.faults.append(Fault("read", errno_name, file=FILE, count=2))
+    again = TargetWorld(world.disk, boot=12)
+    again.tell(READER, VerifyColumn(COLUMN.id))
+    (answer,) = again.messages(READER)
+    if is_missing:
+        assert isinstance(answer, ColumnVerified)
+        assert answer.missing
+    else:
+        unread = Failed("unavailable", f"{FILE} cannot be read now: {errno_name}")
+        assert answer == unread
+    store(again, COLUMN, reservation=7)
+    assert verified(again).column_bytes == DATA
+
+
+@pytest.mark.parametrize("errno_name", ["EACCES", "EMFILE"])
+@pytest.mark.parametrize("kind", [DocumentKind.RECORD, DocumentKind.INDEX])
+def test_a_document_that_may_not_be_read_now_is_not_called_damaged(
+    kind: DocumentKind, errno_name: str
+) -> None:
+    """Where all holders of an index called it damaged, its checkpoint was lost for good."""
+    world = stored()
+    world.disk.faults.append(Fault("read", errno_name, count=2))
+    world.tell(READER, ReadDocument(kind, CHECKPOINT))
+    (answer,) = world.messages(READER)
+    name = f"documents/{document_name(kind.value, CHECKPOINT)}"
+    assert answer == Failed("unavailable", f"{name} cannot be read now: {errno_name}")
     assert world.machine.counters["blocks_damaged"] == 0
 
 

@@ -186,6 +186,9 @@ class Core:
         #: The same, by generation.
         self._columns_of: dict[CheckpointId, dict[ColumnId, SealedColumn]] = {}
         self.documents: dict[DocumentKey, StoredDocument] = {}
+        self.unread: dict[str, str] = {}
+        """Names within `columns/` of what the start could not read and left there, each with the
+        errno's name."""
         self.dropped: dict[CheckpointId, None] = {}
         """Generations that were dropped since boot (bounded); their streams may not begin again."""
         self.doomed: set[ColumnId] = set()
@@ -226,6 +229,10 @@ class Core:
     ) -> None:  # fmt: skip
         """Answer a request that was not done."""
         self.send(session, request, Failed(code, message, hint, retry_after_us))
+
+    def fail_unread(self, session: Session, request: int, file: str, errno_name: str) -> None:
+        """Answer who asked for a file of which nothing can be said now."""
+        self.fail(session, request, "unavailable", f"{file} cannot be read now: {errno_name}")
 
     def report(self, level: str, text: str, **values: str | int | float) -> None:
         self.out.append(Report(level, text, tuple(values.items())))

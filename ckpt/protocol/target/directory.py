@@ -2,7 +2,8 @@
 
 columns/ NAME     header of this cluster, right name and size -> served
 documents/ NAME   likewise
-columns/ NAME     cannot be read now -> stays there, reported, not served: a later start may
+columns/ NAME     cannot be read now -> stays there, reported, not served: a later start may.
+                  Where rights keep us from it, nobody who asks hears that it is missing
 anything else in these two -> moved to `aside/`, reported, never served, never deleted
 staging/ NAME     a save that never sealed -> removed
 """
@@ -84,6 +85,7 @@ def adopt(core: Core, loaded: DirectoryLoaded) -> None:
         # A document may tell of what is deleted meanwhile, and there are others of it.
         if found.header is None and found.unread and found.file.startswith("columns/"):
             core.report("error", "not read, and left there", file=found.file, error=found.unread)
+            core.unread[found.file.partition("/")[2]] = found.unread
             continue
         reason = _objection(core, found)
         if reason:

@@ -132,6 +132,12 @@ FULL_ERRNOS = frozenset({"ENOSPC", "EDQUOT", "EFBIG"})
 """The device is in order, but has no more room."""
 PASSING_ERRNOS = frozenset({"EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "EINTR", "EBUSY"})
 """Why a read failed that says nothing about the bytes: it is repeated later."""
+RIGHTS_ERRNOS = frozenset({"EACCES", "EPERM"})
+"""Its owner, its mode or a rule of the host keeps us from a file: whoever changed that may take it
+back, and the bytes are as they were.
+"""
+UNSAID_ERRNOS = PASSING_ERRNOS | RIGHTS_ERRNOS
+"""Why a read failed by which no damage is proved."""
 
 # --------------------------------------------------------------------------- events
 
@@ -161,7 +167,7 @@ class DiskFailed(Struct, frozen=True, gc=False):
         owner or a flag of its own (`chattr +i`) keeps us from it. Where a whole directory keeps us
         out, no new file comes into it either, and that is said of the new file.
         """
-        kept = self.kind in ("read", "remove") and self.errno_name in ("EACCES", "EPERM")
+        kept = self.kind in ("read", "remove") and self.errno_name in RIGHTS_ERRNOS
         return kept or (self.kind == "read" and self.errno_name == "ENOENT")
 
 

@@ -22,8 +22,15 @@ from ckpt.format.messages.reading import (
 )
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.target.at_rest.file_check import CELLS, COLUMN, WHOLE, FileCheck
-from ckpt.protocol.target.core import Core, Entry, SealedColumn, StoredDocument
-from ckpt.protocol.target.disk_events import PASSING_ERRNOS, DiskFailed
+from ckpt.protocol.target.core import (
+    COLUMNS,
+    Core,
+    Entry,
+    SealedColumn,
+    StoredDocument,
+    column_name,
+)
+from ckpt.protocol.target.disk_events import UNSAID_ERRNOS, DiskFailed
 from ckpt.protocol.target.reading.read_jobs import CheckJob
 from ckpt.protocol.target.reading.reads import Reads
 
@@ -55,6 +62,11 @@ class Verifying:
     def verify(self, session: Session, request: int, message: VerifyColumn) -> None:
         """Read the column, if it is here, and its checkpoint's documents, if they are asked for."""
         column = self._core.columns.get(message.column)
+        unread = self._core.unread.get(column_name(message.column), "")
+        if column is None and unread in UNSAID_ERRNOS:
+            file = f"{COLUMNS}/{column_name(message.column)}"
+            self._core.fail_unread(session, request, file, unread)
+            return
         entries: deque[Entry] = deque(self._documents(message.column) if message.documents else ())
         if column is not None:
             entries.appendleft(column)
@@ -91,10 +103,9 @@ class Verifying:
     def _took(
         self, job: CheckJob, asked: _Question, check: FileCheck, data: Buffer | DiskFailed
     ) -> None:
-        if isinstance(data, DiskFailed) and data.errno_name in PASSING_ERRNOS:
-            text = f"{check.file} cannot be read now: {data.errno_name}"
+        if isinstance(data, DiskFailed) and data.errno_name in UNSAID_ERRNOS:
             self._reads.end(job)
-            self._core.fail(job.session, job.request, "unavailable", text)
+            self._core.fail_unread(job.session, job.request, check.file, data.errno_name)
             return
         check.took(data)
         if check.wanted is not None:

@@ -10,7 +10,7 @@ from ckpt.format.checksum import xxh3_128
 from ckpt.format.messages.reading import DocumentData, ReadDocument
 from ckpt.protocol.events import Buffer, Session
 from ckpt.protocol.target.core import Core, StoredDocument
-from ckpt.protocol.target.disk_events import DiskFailed
+from ckpt.protocol.target.disk_events import UNSAID_ERRNOS, DiskFailed
 from ckpt.protocol.target.reading.read_jobs import StreamJob
 from ckpt.protocol.target.reading.reads import Reads
 
@@ -57,6 +57,8 @@ class DocumentReads:
                 answer = DocumentData(header.total_bytes, offset=start, last=True)
                 self._core.send(session, request, answer, memoryview(data)[start:end])
                 return end > start
+            if self._is_unread(session, request, document, data):
+                return False
             self._core.counters.blocks_damaged += 1
             self._core.on_suspect(document)
             if copy + 1 < header.copies:
@@ -80,10 +82,11 @@ class DocumentReads:
 
         def deliver(data: Buffer | DiskFailed) -> bool:
             if isinstance(data, DiskFailed) or len(data) != end - start:
-                self._core.counters.blocks_damaged += 1
-                self._core.on_suspect(document)
-                text = f"{header.kind} of {header.checkpoint} cannot be read at {start}"
-                self._core.fail(job.session, job.request, "corrupt", text)
+                if not self._is_unread(job.session, job.request, document, data):
+                    self._core.counters.blocks_damaged += 1
+                    self._core.on_suspect(document)
+                    text = f"{header.kind} of {header.checkpoint} cannot be read at {start}"
+                    self._core.fail(job.session, job.request, "corrupt", text)
                 self._reads.cancel(job.session, job.request)
                 job.cancelled = True
                 return False
@@ -93,3 +96,12 @@ class DocumentReads:
 
         offset = header.copy_offset(0) + start
         self._reads.read_part(job, document.file, offset, end - start, deliver)
+
+    def _is_unread(
+        self, session: Session, request: int, document: StoredDocument, data: Buffer | DiskFailed
+    ) -> bool:
+        """Whether it could not be read for a reason that is no damage; then that was answered."""
+        if not isinstance(data, DiskFailed) or data.errno_name not in UNSAID_ERRNOS:
+            return False
+        self._core.fail_unread(session, request, document.file, data.errno_name)
+        return True
