@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import subprocess
@@ -13,11 +14,17 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from ckpt.aio.disk import RealDisk
 from ckpt.aio.private import user_name
 from ckpt.base.errors import Refused, Unauthorized
+from ckpt.protocol.target.core import DIRECTORIES
 from ckpt_client.local.cluster import is_supervised
 from ckptd.catalog.backup import main as back_up
 from ckptd.directory import check_owner
+from ckptd.http.plane import served
+from ckptd.http.server import TOKEN_NAME
+from ckptd.target.access import check_access
+from ckptd.target.reports import TargetReports
 from tests.client.clikit import run_installed
 
 OTHER = 12_345
@@ -66,6 +73,76 @@ def test_a_directory_that_is_closed_to_this_user_is_named_with_its_owner(closed:
             back_up(["--directory", str(closed)])
         with pytest.raises(Unauthorized, match=f"no access to the cluster in {closed}"):
             is_supervised(closed)
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["term", "catalog", "documents/record-1", "columns", "aside", "."])
+def test_a_target_begins_nothing_where_a_part_is_another_users(closed: Path, name: str) -> None:
+    """After a `chown` it took the term and the catalog's position for none, and set documents
+    aside.
+    """
+    _hold(closed)
+    (closed / "columns" / "of-root").touch(0o600)
+    with _as_other():
+        check_access(closed)
+        os.seteuid(0)
+        os.chown(closed / name, 0, 0)
+        (closed / name).chmod(0o755 if (closed / name).is_dir() else 0o600)
+        os.seteuid(OTHER)
+        with pytest.raises(Refused, match=f"belongs to user root, this is {OTHER}") as refused:
+            check_access(closed)
+    assert refused.value.hint == f"chown -R {OTHER} {closed}"
+
+
+@needs_root
+def test_what_its_mode_or_the_host_keeps_from_a_target_is_named_with_the_remedy(
+    closed: Path,
+) -> None:
+    _hold(closed)
+    term = closed / "term"
+    term.chmod(0o200)
+    with _as_other(), pytest.raises(Refused, match=f"keeps user {OTHER} from {term}") as refused:
+        check_access(closed)
+    assert refused.value.hint == f"chmod -R u+rwX {closed}"
+
+
+@needs_root
+def test_a_token_of_another_user_is_refused_by_name(closed: Path) -> None:
+    """It was a traceback."""
+    closed.chmod(0o711)
+    token = closed / TOKEN_NAME
+    token.touch(0o600)
+    disk = RealDisk(closed)
+
+    async def serve() -> None:
+        reports = TargetReports(disk, asyncio.Event())
+        async with served("127.0.0.1:0", reports, answers=None, secret=b"", directory=closed):
+            raise AssertionError("it serves")
+
+    with _as_other(), pytest.raises(Refused, match=f"^cannot use {token}: Permission denied"):
+        asyncio.run(serve())
+    disk.close()
+
+
+def _hold(directory: Path) -> None:
+    """As a target of the other user has it."""
+    directory.chmod(0o700)
+    os.chown(directory, OTHER, OTHER)
+    for name in DIRECTORIES:
+        (directory / name).mkdir(0o700)
+        os.chown(directory / name, OTHER, OTHER)
+    for name in ("term", "catalog", "documents/record-1"):
+        (directory / name).touch(0o600)
+        os.chown(directory / name, OTHER, OTHER)
+
+
+@contextmanager
+def _as_other() -> Iterator[None]:
+    os.seteuid(OTHER)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_where_nobody_has_begun_anybody_may(tmp_path: Path) -> None:

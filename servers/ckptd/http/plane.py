@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpt.base.extras import needing
+from ckpt.base.system_errors import system_error
 from ckptd.config import host_and_port
 from ckptd.directory import CLUSTER_FILE_NAME
 
@@ -24,15 +25,19 @@ async def served(
     """Serve the reports while the block runs; gives the bound HOST:PORT, "" when `address` is.
 
     The read-only token lies in the daemon's directory. Raises Unavailable when the address cannot
-    be had, Refused when the token there cannot be one.
+    be had, Refused when the token there cannot be one or may not be read.
     """
     if not address:
         yield ""
         return
     with needing("an address of HTTP"):
-        from ckptd.http.server import HttpPlane, metrics_token
+        from ckptd.http.server import TOKEN_NAME, HttpPlane, metrics_token
 
-    token = metrics_token(directory)
+    try:
+        token = metrics_token(directory)
+    except OSError as error:
+        hint = "this user has to own it" if isinstance(error, PermissionError) else ""
+        raise system_error(f"cannot use {directory / TOKEN_NAME}", error, hint=hint) from None
     is_local = (directory / CLUSTER_FILE_NAME).exists()
     plane = HttpPlane(
         reports,

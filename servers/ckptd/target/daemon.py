@@ -43,6 +43,7 @@ from ckptd.directory import check_owner, close_to_others, make_directory
 from ckptd.fail_stop import FailStop
 from ckptd.http.plane import served
 from ckptd.log import Reporter, configure, reporter, write_ready_line
+from ckptd.target.access import check_access
 from ckptd.target.directory_lock import DirectoryLock
 from ckptd.target.directory_watch import DirectoryWatch
 from ckptd.target.handlers import CoordinatorHandler, Relay
@@ -176,6 +177,7 @@ async def run_target(config: TargetConfig, secret: bytes) -> None:
         report("warning", "other hosts do not reach this target", why)
     make_directory(config.directory)
     check_owner(config.directory)
+    check_access(config.directory)
     close_to_others(config.directory, report)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
