@@ -39,7 +39,7 @@ from ckpt.format.frame import FrameHead
 from ckpt.format.layout import Layout
 from ckpt.format.messages import Message
 from ckpt.format.messages.hello import CancelRequest, Failed
-from ckpt.format.messages.lending import ColumnLent, ReturnColumn
+from ckpt.format.messages.lending import ColumnLent
 from ckpt.format.messages.reading import (
     ManifestData,
     RangeDamaged,
@@ -184,12 +184,16 @@ class PayloadReceiver:
         """Have cells made ahead for payloads like this one, of which much will be read into pieces
         of memory that are smaller than its cells. Once, before the first `read`.
 
-        Sketch: a stripe is received while that before is copied to its places. Touched as they are
-        received, 24 MiB of cells cost a load 50 ms of its first bytes' way, and 12 MiB 2 to 50 ms.
+        Sketch: touched as they are received, 24 MiB of cells cost a load's first bytes 50 ms.
         """
         if layout.payload_bytes >= AHEAD_PAYLOAD_BYTES_MIN:
             count = min(2 * layout.code.k, AHEAD_BYTES_MAX // layout.cell_bytes)
             self._pool.make_ahead(layout.cell_bytes, count)
+
+    def expect(self, job: ReadJob, wanted_bytes: int) -> None:
+        """Reads will want so many bytes of the job's payload. Once, before the first `read`."""
+        if self._options.borrows:
+            self._lent.expect(job, wanted_bytes)
 
     def forgive(self) -> None:
         """Whom reads have given up is asked again by the next one, over another connection."""
@@ -200,6 +204,8 @@ class PayloadReceiver:
     def close(self) -> None:
         """Cut every connection, end the worker. Idempotent."""
         if not self._closed:
+            if not self._reads:  # Else one was broken off in the midst of anything.
+                self._lent.give_back(self._peers.say)
             self._closed, self._progress = True, None
             self._lent.stop()
             self._worker.stop()
@@ -210,6 +216,9 @@ class PayloadReceiver:
         tick_at_us = 0
         own_time = OwnTime(now_us())
         own_time.since_last(now_us(), self._loop.waited_us)
+        if self._lent.has_asked:  # Files that came since the last read.
+            for event in self._loop.poll(0):
+                self._take(event)
         while self._jobs or self._reads:
             while self._jobs and len(self._reads) < self._options.concurrent_max:
                 self._begin(self._jobs.popleft())
@@ -228,8 +237,7 @@ class PayloadReceiver:
                 self._tell_progress()
         # A read that ends cancels what it asked: nothing lands in memory that is a caller's again.
         assert not self._asked
-        for column in self._lent.take_back():
-            self._peers.say(column.target, column.request, ReturnColumn(column.read_bytes))
+        self._lent.end_read(self._wanted_bytes, self._peers.say)
         self._tell_progress(last=True)
 
     # ----------------------------------------------------------------------- machines
@@ -357,7 +365,7 @@ class PayloadReceiver:
     def _take(self, event: LinkEvent) -> None:
         match event:
             case LinkOpened(link):
-                self._peers.opened(link)
+                self._lent.opened(self._peers.opened(link), link)
             case LinkReceived():
                 self._receive(event.link, event.request, event.message, event.bulk)
             case LinkClosed(link, error):
@@ -473,7 +481,7 @@ class PayloadReceiver:
         there.
         """
         self._peers.cut(target)
-        self._lent.take_back(target)
+        self._lent.gone(target)
         lost = [(r, a) for r, a in self._asked.items() if a.target == target]
         for request, asked in lost:
             asked.give_up()

@@ -30,6 +30,7 @@ from ckpt.format.messages import Message
 from ckpt.format.messages.hello import Failed, Role
 from ckpt.format.messages.lending import ColumnLent, LendColumn, LendMemory, ReturnColumn
 from ckpt.format.messages.reading import ByteRuns, RangeData, RangesDone
+from ckpt.format.runs import Bytes
 from ckpt.native.sums import sums_of
 from ckpt.protocol.handshake import Identity
 from ckpt.protocol.reader.events import ReadLimits
@@ -42,6 +43,7 @@ from ckpt.transfer.receiving.lent_columns import LentColumns, LentRead
 from tests.aio.netkit import serving
 from tests.protocol.reading import Columns
 from tests.transfer.test_payload_receiver import PATIENT, SmallHolder, job
+from tests.waiting import wait_until
 
 CODE = Code(4, 2)
 CELL = 320 * 1024
@@ -398,16 +400,65 @@ def test_without_room_for_a_descriptor_all_comes_by_socket(data: Columns, folder
     assert memory.tobytes() == data.payload
 
 
-def test_no_descriptor_is_left(data: Columns, folder: Path) -> None:
-    def held() -> list[str]:
-        found = []
-        for name in os.listdir("/proc/self/fd"):
-            try:
-                found.append(os.readlink(f"/proc/self/fd/{name}"))
-            except OSError:
-                continue
-        return [each for each in found if each.startswith(str(folder / "f"))]
+def held(folder: Path) -> list[str]:
+    """Files of targets that are open."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:
+            continue
+    return [each for each in found if each.startswith(str(folder / "f"))]
 
+
+def part_of(memory: Bytes, start: int, end: int) -> Landings:
+    landings = Landings()
+    landings.add_range(start, memory[start:end])
+    return landings
+
+
+def test_a_load_in_parts_has_all_from_files_and_asks_for_them_once(
+    data: Columns, folder: Path
+) -> None:
+    """What is asked for first, as a tree, brings the connections, and the files with them."""
+    memory, part = np.zeros(SIZE, np.uint8), 5 * CELL * CODE.k
+    with lenders(data, {}, folder) as made:
+        with PayloadReceiver(NEAR) as receiver:
+            tree = part_of(memory, 0, 100)
+            receiver.expect(job(data, list(made), tree), SIZE)
+            receiver.read([job(data, list(made), tree)])
+            for start in range(0, SIZE, part):
+                places = part_of(memory, start, min(start + part, SIZE))
+                receiver.read([job(data, list(made), places)])
+                assert bool(held(folder)) == (start + part < SIZE)
+        assert [each.lent_count for each in made] == [1, 1, 1, 1, 0, 0]
+        wait_until(
+            lambda: all(len(each.returned) == 1 for each in made[: CODE.k]), "all are returned"
+        )
+        by_files = sum(sum(each.returned) for each in made)
+        assert by_files + by_socket(made) >= SIZE + 100
+        # The first of them, from targets whose connections did not stand yet.
+        assert by_socket(made) <= 100 + 2 * CODE.k * CELL
+    assert memory.tobytes() == data.payload
+
+
+def test_a_load_that_wants_less_than_it_expected_returns_its_files_as_it_ends(
+    data: Columns, folder: Path
+) -> None:
+    memory = np.zeros(SIZE, np.uint8)
+    with lenders(data, {0: "refuses", 1: "rotten"}, folder) as made:
+        with PayloadReceiver(NEAR) as receiver:
+            places = part_of(memory, 0, SIZE - 1)
+            receiver.expect(job(data, list(made), places), SIZE)
+            receiver.read([job(data, list(made), places)])
+            assert len(held(folder)) == 2, "what did not give its bytes is not kept"
+        assert held(folder) == []
+        wait_until(
+            lambda: all(len(each.returned) == 1 for each in made[: CODE.k]), "all are returned"
+        )
+
+
+def test_no_descriptor_is_left(data: Columns, folder: Path) -> None:
     with lenders(data, {1: "twice", 2: "no-table"}, folder) as made:
         with PayloadReceiver(NEAR) as receiver:
             for _ in range(3):
@@ -415,5 +466,5 @@ def test_no_descriptor_is_left(data: Columns, folder: Path) -> None:
                 landings.add_range(0, memory)
                 receiver.read([job(data, list(made), landings)])
                 assert memory.tobytes() == data.payload
-                assert held() == []
+                assert held(folder) == []
         assert [each.lent_count for each in made[:4]] == [3, 3, 3, 3]

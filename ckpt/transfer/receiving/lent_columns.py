@@ -8,6 +8,10 @@ up nobody else: past the page cache into a slice that stays in the second-level 
 the checksums that the target gave, copied to its place. What cannot be had so is asked of the
 target, like all else, and then it is the target that finds out what is wrong.
 
+A load says what it will read of a payload, a part at a time. Then its files are asked for as soon
+as connections stand, and kept until so much was read: else each part would begin with bytes that
+come through sockets.
+
 Safety: whoever gives a read up cancels it first (`LentRead.cancel`), and then nothing of it is
 written any more, even while the device still holds the thread.
 
@@ -31,12 +35,13 @@ from ckpt.aio.lending import ReceivedFile
 from ckpt.aio.net.link import Link
 from ckpt.aio.slots import untouched_memory
 from ckpt.aio.threads import start_thread
-from ckpt.base.ids import ColumnId, TargetId
+from ckpt.base.ids import ColumnId, ColumnNumber, PayloadId, TargetId
 from ckpt.base.limits import BLOCK_BYTES
 from ckpt.base.system_errors import Scarce
 from ckpt.base.units import MiB
 from ckpt.format.layout import Layout, blocks_of
-from ckpt.format.messages.lending import LendColumn
+from ckpt.format.messages import Message
+from ckpt.format.messages.lending import LendColumn, ReturnColumn
 from ckpt.native.arrays import Crcs
 from ckpt.native.fetching import Fetch
 from ckpt.native.landing import WHOLE
@@ -49,6 +54,8 @@ WANTED_BYTES_MIN: Final = 16 * MiB
 """Of a column; where less of it is wanted the question for its file costs more than it wins."""
 SLICE_BYTES: Final = 1 * MiB
 """Read, compared and copied at once."""
+Say = Callable[[TargetId, int, Message], None]
+"""A message to a target, under the number of a request; nothing where no connection stands."""
 END_S: Final = 1.0
 """So long a thread may take to end that a device may hold up."""
 
@@ -134,6 +141,9 @@ class LentColumns:
         self._numbers = numbers
         self._columns: dict[ColumnId, LentColumn] = {}
         self._devices: dict[TargetId, _Device] = {}
+        #: Of whose payload reads will still want `_expected_bytes`.
+        self._expected: ReadJob | None = None
+        self._expected_bytes = 0
         #: Before a thread has them, and until they are taken: a Ctrl-C may keep their receiver from
         #: ever hearing of them.
         self._under_way: set[LentRead] = set()
@@ -143,6 +153,25 @@ class LentColumns:
         self._lock = threading.Lock()
         self._stopped = False
 
+    def expect(self, job: ReadJob, wanted_bytes: int) -> None:
+        """Reads will want so many bytes of the job's payload."""
+        self._expected = job
+        self._expected_bytes = min(wanted_bytes, job.layout.payload_bytes)
+
+    def opened(self, target: TargetId | None, link: Link) -> None:
+        """Its connection stands: ask for what it has of what is expected."""
+        job = self._expected
+        if job is None or target is None:
+            return
+        for number, holder in enumerate(job.columns[: job.layout.code.k]):
+            if holder == target:
+                self.find(ColumnId(job.payload, ColumnNumber(number)), target, job, link)
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether a file may have come while nobody looked."""
+        return any(each.request and each.file is None for each in self._columns.values())
+
     def find(self, id: ColumnId, target: TargetId, job: ReadJob, link: Link) -> LentColumn | None:
         """The column of that job; None until its target can be asked. The first call asks it for
         the file, where it lends, and enough of the column is wanted.
@@ -150,7 +179,7 @@ class LentColumns:
         column = self._columns.get(id)
         if column is None and link.peer is not None:
             request = 0
-            if link.peer.lends and _wants_enough(job):
+            if link.peer.lends and self._wants_enough(job):
                 request = next(self._numbers)
                 link.try_send(request, LendColumn(id))
             column = self._columns[id] = LentColumn(request, target, job.layout)
@@ -201,14 +230,25 @@ class LentColumns:
         self._under_way.difference_update(found)
         return found
 
-    def take_back(self, target: TargetId | None = None) -> list[LentColumn]:
-        """Forget all columns, or those of a target that is gone: those that were asked for."""
-        found = self._columns.items()
-        taken = {id: column for id, column in found if target in (None, column.target)}
-        for id, column in taken.items():
-            self.refuse(column)
-            del self._columns[id]
-        return [column for column in taken.values() if column.request]
+    def gone(self, target: TargetId) -> None:
+        """With its connection the target has everything back."""
+        for id, column in list(self._columns.items()):
+            if column.target == target:
+                self.refuse(column)
+                del self._columns[id]
+
+    def end_read(self, wanted_bytes: int, say: Say) -> None:
+        """So much was read: return all that no later read is expected to want."""
+        self._expected_bytes -= wanted_bytes
+        for id, column in list(self._columns.items()):
+            is_kept = column.request and not column.is_refused
+            if not (is_kept and self._is_expected(id.payload)):
+                self._give_back(id, column, say)
+
+    def give_back(self, say: Say) -> None:
+        """Return everything."""
+        for id, column in list(self._columns.items()):
+            self._give_back(id, column, say)
 
     def stop(self) -> None:
         """Cancel all reads, and end all threads."""
@@ -221,6 +261,25 @@ class LentColumns:
         for device in self._devices.values():
             device.stop()
         self._devices.clear()
+
+    def _give_back(self, id: ColumnId, column: LentColumn, say: Say) -> None:
+        self.refuse(column)
+        del self._columns[id]
+        if column.request:
+            say(column.target, column.request, ReturnColumn(column.read_bytes))
+
+    def _is_expected(self, payload: PayloadId) -> bool:
+        expected = self._expected
+        return expected is not None and expected.payload == payload and self._expected_bytes > 0
+
+    def _wants_enough(self, job: ReadJob) -> bool:
+        """Of each column, on average. Tensors are counted only where the column is as large."""
+        if job.layout.column_bytes < WANTED_BYTES_MIN:
+            return False
+        wanted = job.landings.wanted_bytes
+        if self._is_expected(job.payload):
+            wanted = max(wanted, self._expected_bytes)
+        return wanted >= WANTED_BYTES_MIN * job.layout.code.k
 
     def _begin_device(self, column: LentColumn) -> _Device | None:
         try:
@@ -238,13 +297,6 @@ class LentColumns:
             self._notes.append(read)
             if len(self._notes) == 1:  # Else the other thread has not yet taken what lies before.
                 self._wake()
-
-
-def _wants_enough(job: ReadJob) -> bool:
-    """Of each column, on average. Tensors are counted only where the column is as large."""
-    if job.layout.column_bytes < WANTED_BYTES_MIN:
-        return False
-    return job.landings.wanted_bytes >= WANTED_BYTES_MIN * job.layout.code.k
 
 
 class _Device:

@@ -61,13 +61,15 @@ class PeerLinks:
             if target is not None and target in job.addresses and target not in suspects:
                 self._reach(job.addresses[target])
 
-    def opened(self, link: Link) -> None:
-        """It stands: what waited for it is said."""
-        peer = self._links.get(self.target_of(link) or TargetId(""))
-        if peer is not None:
+    def opened(self, link: Link) -> TargetId | None:
+        """It stands: what waited for it is said. Whose it is, as `target_of`."""
+        target = self.target_of(link)
+        if target is not None:
+            peer = self._links[target]
             waiting, peer.waiting = peer.waiting, []
             for request, message in waiting:
                 link.try_send(request, message)
+        return target
 
     def get(self, target: TargetId | None) -> Link | None:
         """The connection to a target, where there is one."""

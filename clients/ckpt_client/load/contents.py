@@ -128,11 +128,13 @@ class Contents:
         is_whole = tensor.meaning is not Meaning.OWN and want.array.shape == tensor.global_shape
         return want.replica or is_whole
 
-    def expect_pieces(self) -> None:
-        """Say, before anything else is asked, that much will be filled, mostly arrays of less than
-        some MiB: memory for their way is touched meanwhile.
+    def expect(self, wanted_bytes: int, *, in_pieces: bool) -> None:
+        """Say, before anything else is asked, how much will be filled at most, in however many
+        calls: what that needs is made ready meanwhile.
+
+        in_pieces: mostly arrays of less than some MiB.
         """
-        self._reading.expect_pieces()
+        self._reading.expect(wanted_bytes, in_pieces=in_pieces)
 
     def fill(self, wants: Iterable[Want]) -> None:
         """Read every wanted byte once. Raises NotFound for an unknown name, Refused by name for

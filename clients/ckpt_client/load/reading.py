@@ -73,8 +73,9 @@ class Reading(Protocol):
     def documents(self, ranks: Iterable[Rank]) -> Mapping[Rank, Node]:
         """Their trees. Raises as `read`."""
 
-    def expect_pieces(self) -> None:
-        """Make ready for filling many small arrays; before anything is read."""
+    def expect(self, wanted_bytes: int, *, in_pieces: bool) -> None:
+        """Make ready for reading so much, into many small arrays or few; before anything is read.
+        It may become less."""
 
     def new_reads(self) -> BoxReads:
         """To note in it what to read."""

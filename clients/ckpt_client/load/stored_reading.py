@@ -53,7 +53,7 @@ class StoredReading:
     def documents(self, ranks: Iterable[Rank]) -> dict[Rank, Node]:
         return {rank: self._trees[rank] for rank in ranks}
 
-    def expect_pieces(self) -> None:
+    def expect(self, wanted_bytes: int, *, in_pieces: bool) -> None:
         """Makes no difference to it."""
 
     def new_reads(self) -> BoxReads:

@@ -49,7 +49,7 @@ class TierReading:
         self._came = Counter[str]()
         #: Stagers' memory of which all that was used was compared.
         self._memories: dict[PayloadId, CheckedMemory] = {}
-        self._in_pieces = False
+        self._expected_bytes, self._in_pieces = 0, False
         #: The connections, and the targets that were given up.
         self._receiver: PayloadReceiver | None = None
 
@@ -79,8 +79,8 @@ class TierReading:
         with collector_paused():
             return {rank: decode_tree(document.data) for rank, document in documents.items()}
 
-    def expect_pieces(self) -> None:
-        self._in_pieces = True
+    def expect(self, wanted_bytes: int, *, in_pieces: bool) -> None:
+        self._expected_bytes, self._in_pieces = wanted_bytes, in_pieces
 
     def new_reads(self) -> BoxReads:
         return ReadSet(sharing=self._share_key is not None and self._pinned.resolved.sharing)
@@ -114,8 +114,10 @@ class TierReading:
         total = sum(job.landings.wanted_bytes for job in (*jobs, *shared))
         if total and self._receiver is None:
             self._receiver = PayloadReceiver(self._options())
+            first = (*jobs, *shared)[0]
+            self._receiver.expect(first, self._expected_bytes)
             if self._in_pieces:
-                self._receiver.expect_pieces((*jobs, *shared)[0].layout)
+                self._receiver.expect_pieces(first.layout)
         if shared and self._receiver is not None:
             jobs += self._read_shared(shared, self._receiver, total)
         if jobs and self._receiver is not None:

@@ -82,6 +82,8 @@ class DeviceReads:
                 sizes[tensor.device] = sizes.get(tensor.device, 0) + room
         self.host_in_pieces = 2 * sum([n for n in host if n < PIECE_BYTES_MAX]) > sum(host)
         """Whether most bytes in the host's memory lie in tensors below PIECE_BYTES_MAX."""
+        self.wanted_bytes = sum(host) + sum(sizes.values())
+        """Of all tensors."""
         slot_bytes = ring_bytes // SLOTS // max(1, len(sizes)) // ALIGN_BYTES * ALIGN_BYTES
         self._lanes = {device: _Lane(device, slot_bytes, size) for device, size in sizes.items()}
 

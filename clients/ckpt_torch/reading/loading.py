@@ -123,8 +123,7 @@ class LoadJob:
 
     def _once(self, checkpoint: Checkpoint, contents: Contents, devices: DeviceReads) -> NewLeaves:
         """One attempt: all problems are named, then everything is read."""
-        if devices.host_in_pieces:
-            contents.expect_pieces()
+        contents.expect(devices.wanted_bytes, in_pieces=devices.host_in_pieces)
         wanted = StateWants(contents, self.who, self.order)
         with collector_paused():
             wanted.look_up(
