@@ -50,6 +50,9 @@ OF_PROCESSES: Final = (
 )  # fmt: skip
 """Folders of tests with clusters and histories; those of the others take milliseconds."""
 
+# Images of containers set it, and users' machines do not: what is started buffers as it does there.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 LANDING_EXAMPLES: Final = 25
 """Of each property that does not say how many. Each hundred commits draw others; make soak, and
 pytest without make, draw Hypothesis's hundred, by chance.

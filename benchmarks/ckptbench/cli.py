@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Final
 
 from ckpt.aio.collector import end_uncollected
-from ckpt.aio.inherited import UNWRITTEN, answered, write_any_letter
+from ckpt.aio.inherited import UNWRITTEN, answered, complain, keep_exit_code, write_any_letter
 from ckpt.base.errors import CkptError
 
 SIGNAL_BASE: Final = 128
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code."""
     end_uncollected()
     write_any_letter()
+    keep_exit_code()
     words = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _interrupt)
     command = COMMANDS.get(words[0]) if words else None
@@ -69,15 +70,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return answered("ckptbench", asked)
     except CkptError as error:
-        print(f"ckptbench: {error}", file=sys.stderr)
+        complain(f"ckptbench: {error}")
         return error.exit_code
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"ckptbench: {error.filename}: {error.strerror}", file=sys.stderr)
+        complain(f"ckptbench: {error.filename}: {error.strerror}")
         return UNWRITTEN
     except KeyboardInterrupt as end:
-        print("ckptbench: interrupted; everything that it started is gone", file=sys.stderr)
+        complain("ckptbench: interrupted; everything that it started is gone")
         return SIGNAL_BASE + (end.args[0] if end.args else signal.SIGINT)
 
 

@@ -5,11 +5,13 @@
 - SIGCHLD ignored, as programs do that want no zombies: then nobody hears how a child has ended.
 - Signals blocked, as in a thread that leaves them to another one: then nobody can end the process.
 - A stdout that nobody reads to its end (`| head`), or of a full disk: Python complains at its end.
+- A stderr of a full disk: Python ends with 120 then, whatever the program said.
 - A locale without a letter that is to be said, as C has no `…`: Python gives the whole line up.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import io
 import os
@@ -17,7 +19,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, TextIO
 
 UNREAD: Final = 128 + signal.SIGPIPE
 """The exit code with which a shell reports SIGPIPE."""
@@ -54,6 +56,18 @@ def write_any_letter() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def keep_exit_code() -> None:
+    """A stderr that takes nothing more does not change it. Only a program's main calls this."""
+    atexit.register(_give_up_errors)
+
+
+def _give_up_errors() -> None:
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _lead_nowhere(sys.stderr)
+
+
 def hear_signals() -> None:
     """Block none, and hear of children's ends. Only a program's main calls this."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -78,11 +92,20 @@ def answered(program: str, run: Callable[[], int]) -> int:
         if error.filename is not None or error.errno not in _UNWRITABLE:
             raise
         forget_output()
-        with suppress(OSError):
-            sys.stderr.write(f"{program}: cannot write the answer: {error.strerror}\n")
+        complain(f"{program}: cannot write the answer: {error.strerror}")
         return UNWRITTEN
+
+
+def complain(text: str) -> None:
+    """A line on stderr, if that takes one."""
+    with suppress(OSError):
+        sys.stderr.write(f"{text}\n")
 
 
 def forget_output() -> None:
     """What could not be written goes nowhere: Python must not complain at its end either."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _lead_nowhere(sys.stdout)
+
+
+def _lead_nowhere(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -62,12 +62,19 @@ def load(program: str) -> Callable[[Sequence[str]], int | None]:
 def _main(name: str, program: str, given: Sequence[str]) -> int:
     from ckpt.aio.collector import end_uncollected
     from ckpt.aio.descriptors import raise_limit
-    from ckpt.aio.inherited import answered, hear_signals, open_missing_streams
+    from ckpt.aio.inherited import (
+        answered,
+        complain,
+        hear_signals,
+        keep_exit_code,
+        open_missing_streams,
+    )
     from ckpt.aio.private import keep_private
     from ckpt.base.errors import CkptError
 
     end_uncollected()
     open_missing_streams()
+    keep_exit_code()
     keep_private()
     # numpy's thread pool would be started with the daemon, and never used.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -83,7 +90,7 @@ def _main(name: str, program: str, given: Sequence[str]) -> int:
     try:
         return answered(name, run)
     except CkptError as error:
-        print(_complaint(name, error, as_json="--json" in given), file=sys.stderr)
+        complain(_complaint(name, error, as_json="--json" in given))
         return error.exit_code
 
 

@@ -240,7 +240,9 @@ def test_a_child_without_a_ready_line_is_killed_and_tried_again(
     tmp_path: Path, start: list[Running]
 ) -> None:
     start.append(
-        running := Running(tmp_path, "always", "print('hello')\nimport signal\nsignal.pause()")
+        running := Running(
+            tmp_path, "always", "print('hello', flush=True)\nimport signal\nsignal.pause()"
+        )
     )
     wait_until(lambda: running.state("a")[2] >= 2, "a second start")
     running.stop()

@@ -353,10 +353,13 @@ def test_the_locale_c_leaves_files_as_they_are_and_says_which_names_it_cannot_ta
     assert b"is no text in ascii; say it in UTF-8" in failed.stderr
 
 
-def test_errors_that_a_full_disk_does_not_take_leave_their_exit_code() -> None:
-    command = [sys.executable, "-m", "ckpt_client.cli.entry", "lss"]
+@pytest.mark.parametrize(("line", "code"), [
+    ("ckpt_client.cli.entry lss", 2), ("ckptd.cli target --no-such", 2), ("ckptbench.cli gpu --x", 2),
+])  # fmt: skip
+def test_errors_that_a_full_disk_does_not_take_leave_their_exit_code(line: str, code: int) -> None:
+    command = [sys.executable, "-m", *line.split()]
     with open("/dev/full", "w") as full:
-        assert subprocess.run(command, stderr=full).returncode == 2
+        assert subprocess.run(command, stderr=full, env=environment()).returncode == code
 
 
 @pytest.mark.parametrize("word", ["--force", "--dry-run"])

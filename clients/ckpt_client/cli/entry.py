@@ -18,10 +18,11 @@ def main() -> int:
 
         collect_rarely()
         end_uncollected()
-        from ckpt.aio.inherited import open_missing_streams
+        from ckpt.aio.inherited import keep_exit_code, open_missing_streams
         from ckpt_client.cli.main import main as run
 
         open_missing_streams()
+        keep_exit_code()
         return run()
     except KeyboardInterrupt:
         # What would tell it may be what is not imported yet.
