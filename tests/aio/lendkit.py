@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,6 @@ from tests.aio.netkit import RawPeer
 
 SIZE = 16 * MiB
 CELL = 2 * MiB
-NAME = "ckpt-test-lent"
 
 
 class Keeper(RecordingHandler):
@@ -42,25 +42,28 @@ class Keeper(RecordingHandler):
 class Memory:
     """Sealed memory full of known bytes."""
 
+    #: In the name of each, which the kernel shows where it is mapped.
+    _numbers = count()
+
     def __init__(self, size: int = SIZE) -> None:
-        self.descriptor, self.view = sealed_memory(NAME, size, present=True)
+        self._name = f"ckpt-test-lent-{next(self._numbers)}"
+        self.descriptor, self.view = sealed_memory(self._name, size, present=True)
         self.view[:] = known_bytes(size)
         self.lendable = Lendable.of(self.descriptor, self.view)
 
     def cell(self, number: int) -> memoryview:
         return self.view[number * CELL : (number + 1) * CELL]
 
+    def mapped_count(self) -> int:
+        """How often this process has it mapped."""
+        gc.collect()
+        return Path("/proc/self/maps").read_text().count(f":{self._name} ")
+
 
 @cache
 def known_bytes(size: int) -> bytes:
     """Made once: that takes longer than most of these tests."""
     return np.random.default_rng(7).bytes(size)
-
-
-def mapped_count() -> int:
-    # What earlier tests let go may still wait for the collector.
-    gc.collect()
-    return Path("/proc/self/maps").read_text().count(NAME)
 
 
 class RawLender(RawPeer):

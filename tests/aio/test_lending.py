@@ -25,7 +25,7 @@ from ckpt.format.checksum import crc32
 from ckpt.format.frame import LentPlace
 from ckpt.format.messages.lending import LendMemory, MemoryReturned
 from ckpt.format.messages.writing import Fragment
-from tests.aio.lendkit import CELL, SIZE, Keeper, Memory, RawLender, mapped_count
+from tests.aio.lendkit import CELL, SIZE, Keeper, Memory, RawLender
 from tests.aio.netkit import ServerThread, serving
 from tests.aio.test_link import connect, opened, poll_until
 
@@ -196,10 +196,10 @@ def test_memory_that_is_withdrawn_is_let_go(
 ) -> None:
     loop.lendables.add(memory.lendable)
     link = opened(loop, connect(loop, borrowing))
-    before = mapped_count()
+    before = memory.mapped_count()
     send_cell(link, memory, 1)
     poll_until(loop, lambda _: bool(keeper.frames))
-    assert mapped_count() == before + 1
+    assert memory.mapped_count() == before + 1
     loop.withdraw(memory.lendable)
     bulk = keeper.frames.pop()[3]
     assert bulk is not None
@@ -212,7 +212,7 @@ def test_memory_that_is_withdrawn_is_let_go(
     assert again is not None
     assert again.view == memory.cell(2)
     borrowing.do(again.release)
-    assert mapped_count() == before
+    assert memory.mapped_count() == before
 
 
 def test_more_regions_than_a_peer_takes_are_sent(
@@ -261,13 +261,13 @@ def test_memory_that_nobody_uses_is_unmapped(memory: Memory) -> None:
     view = borrower.view(LentPlace(0, 0), CELL)
     borrower.borrowed()
     assert crc32(view) == crc32(memory.cell(0))
-    mapped = mapped_count()
+    mapped = memory.mapped_count()
     borrower.rest()
     assert borrower.view(LentPlace(0, 0), CELL) == view
-    assert mapped_count() == mapped
+    assert memory.mapped_count() == mapped
     borrower.rest()
     assert crc32(view) == crc32(memory.cell(0)), "what is borrowed stays good"
     del view
-    assert mapped_count() == mapped - 1
+    assert memory.mapped_count() == mapped - 1
     assert crc32(borrower.view(LentPlace(0, 0), CELL)) == crc32(memory.cell(0))
     borrower.close()

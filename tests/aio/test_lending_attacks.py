@@ -19,7 +19,7 @@ from ckpt.format.checksum import crc32
 from ckpt.format.frame import FrameReader, FrameWriter, LentPlace
 from ckpt.format.messages.lending import LendMemory, MemoryReturned, TakeBackMemory
 from ckpt.format.messages.writing import Fragment
-from tests.aio.lendkit import CELL, SIZE, Keeper, Memory, RawLender, mapped_count
+from tests.aio.lendkit import CELL, SIZE, Keeper, Memory, RawLender
 from tests.aio.netkit import ServerThread, serving
 
 
@@ -126,14 +126,14 @@ def test_a_peer_that_lends_wrongly_is_cut_and_leaves_nothing(
     path = borrowing.server.unix
     assert path is not None
     gc.collect()
-    before, mapped = len(os.listdir("/proc/self/fd")), mapped_count()
+    before, mapped = len(os.listdir("/proc/self/fd")), memory.mapped_count()
     with RawLender(path) as peer:
         attack(peer, memory)
         assert peer.is_cut()
     assert borrowing.do(lambda: borrowing.server.statistics().malformed) == 1
     # An earlier test's may be closed meanwhile.
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert mapped_count() == mapped
+    assert memory.mapped_count() == mapped
     with RawLender(path) as honest:
         message, bulk = bulk_of(memory)
         honest.lend(memory.descriptor)

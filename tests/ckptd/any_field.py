@@ -6,6 +6,7 @@ real catalog: neither takes every number that Python has.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class StoredBench(Bench):
         """blank: a catalog of which nobody has begun a term."""
         # In memory: a sync for each ticket would take most of the time.
         self.connection = connect(Path(":memory:"))
+        weakref.finalize(self, self.connection.close)
         with closing(connect(blank)) as stored:
             stored.backup(self.connection)
         super().__init__(5, "2+1")

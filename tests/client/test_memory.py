@@ -21,6 +21,7 @@ from ckpt.base.ids import CheckpointId, Generation, Rank, RunName, Step
 from ckpt.base.units import MiB
 from ckpt_client.stager.arena import Half, drop_half, make_half
 from ckpt_client.stager.memory import (
+    REQUEST_BYTES_MAX,
     HeldMemory,
     MemoryGrant,
     MemoryRequest,
@@ -30,6 +31,7 @@ from ckpt_client.stager.memory import (
     socket_prefix,
 )
 from ckpt_client.stager.readers import Readers
+from tests.deep import too_deep
 
 RUN = RunName("a run")
 CHECKPOINT = CheckpointId(RUN, Step(3), Generation(1, 2))
@@ -111,11 +113,11 @@ def test_a_manifest_that_is_too_long_stays_where_it_is(half: Half) -> None:
 REQUEST = msgspec.msgpack.encode(MemoryRequest(CHECKPOINT, 0, DIGEST, False))
 
 
-@pytest.mark.parametrize(
-    "said", [b"", b"no request", REQUEST[:-1], b"\x95" + REQUEST[1:] + b"\x91" * 3000 + b"\xc0"]
-)
-def test_who_says_what_cannot_be_read_ends_its_connection_alone(said: bytes) -> None:
+@pytest.mark.parametrize("said", [b"", b"no request", REQUEST[:-1], None])
+def test_who_says_what_cannot_be_read_ends_its_connection_alone(said: bytes | None) -> None:
     """Also arrays within arrays, so deep that no decoder goes there: a stager ended by these."""
+    if said is None:
+        said = b"\x95" + REQUEST[1:] + too_deep(REQUEST_BYTES_MAX - len(REQUEST))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         ours.send(said)

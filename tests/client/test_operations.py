@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -26,6 +27,14 @@ FOLDERS = ("/scratch", "/etc", "/var/lib", "/mnt")
 NAME = re.compile(r"ckpt(?: [a-z][a-z-]*(?!\S))*")
 """Of the command in a line, before its operands and options."""
 SCRIPT = re.compile(r"python3 -c '([^']*)'")
+CURL = f"""#!{sys.executable}
+import sys, urllib.request
+*options, url = sys.argv[1:]
+headers = dict(word.split(": ", 1) for word in options if ": " in word)
+with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
+    sys.stdout.buffer.write(answer.read())
+"""
+"""For a machine without one: as far as the page uses it."""
 
 
 def commands_of(page: str, kind: str = "console") -> list[str]:
@@ -46,7 +55,12 @@ class Shell:
     def __init__(self, root: Path, addresses: Mapping[str, str] | None = None) -> None:
         """`addresses`: where some of the page's are; all others are free ports."""
         self._root = root
-        self._environ = environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        path = [str(Path(sys.executable).parent), os.environ["PATH"]]
+        if shutil.which("curl") is None:
+            (root / "curl").write_text(CURL)
+            (root / "curl").chmod(0o700)
+            path.append(str(root))
+        self._environ = environment(PATH=":".join(path))
         self._ports: dict[str, str] = dict(addresses or {})
         self._daemons: list[Child] = []
         #: Commands of `ckpt` and `ckptd` that need no interpreter of their own any more, and

@@ -17,6 +17,7 @@ import pytest
 from ckpt.base.errors import PeerError
 from ckpt_client.stager import wire
 from ckpt_client.stager.channel import TrainerChannel
+from tests.deep import too_deep
 
 NEWS = wire.HalfOpen(0)
 LAST_WORD = wire.DropStaging(7)
@@ -107,7 +108,7 @@ def test_a_process_that_nobody_can_watch_ends_with_its_socket(pair: Pair) -> Non
 
 def test_a_packet_of_arrays_within_arrays_is_the_trainer_s_fault() -> None:
     packet = wire.encode_packet(LAST_WORD)
-    deep = bytes([packet[0] + 1]) + packet[1:] + b"\x91" * 10_000 + b"\xc0"
+    deep = bytes([packet[0] + 1]) + packet[1:] + too_deep(wire.PACKET_BYTES_MAX - len(packet))
     with pytest.raises(PeerError, match="does not parse"):
         wire.decode_from_trainer(deep)
     with pytest.raises(PeerError, match="does not parse"):

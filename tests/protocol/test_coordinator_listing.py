@@ -21,6 +21,7 @@ from ckpt.format.messages.writing import ColumnProof
 from ckpt.protocol.coordinator.cluster.holdings import ProvedColumns
 from ckpt.protocol.events import CloseSession, Received
 from ckpt.protocol.proofs import holdings_mac, make_proof, proof_key
+from tests.deep import too_deep
 from tests.protocol.coordinated_target import CLUSTER, DIGEST, SECRET, FakeTarget, page_of
 from tests.protocol.coordinating import Bench, RankFake, ready
 
@@ -76,7 +77,7 @@ def test_a_page_counts_only_when_this_boot_signed_it_with_the_cluster_s_key(chan
     target, proof = rebooted(bench, rank)
     page = page_of([proof]) if change != "sense" else b"no page"
     if change == "depth":
-        page = b"\x93" + page[1:] + b"\x91" * 10_000 + b"\xc0"
+        page = b"\x93" + page[1:] + too_deep(4 << 20)
     boot = target.boot if change != "boot" else BootId(target.boot - 1000)
     secret = b"of another cluster, of 32 bytes." if change == "key" else SECRET
     cluster, after = (

@@ -6,6 +6,7 @@ can be merged, the ranks' times and the timeline.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -127,7 +128,7 @@ def _flow_document(flow: Flow, percentiles: Sequence[float], plus: bool) -> Docu
         "bw_min": round(min(rates)),
         "bw_max": round(max(rates)),
         "bw_agg": 100.0 if count else 0.0,
-        "bw_mean": sum(rates) / len(rates),
+        "bw_mean": statistics.fmean(rates),
         "bw_dev": flow.rate_deviation,
         "bw_samples": count,
         "iops_min": 0,
