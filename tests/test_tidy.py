@@ -114,6 +114,16 @@ def stray_prints(source: Source) -> Iterator[str]:
                 yield f"{source.path}:{node.lineno}: print: instead, the log or the CLI's report"
 
 
+def unsure_looks(source: Source) -> Iterator[str]:
+    """From Python 3.14 on, Path.exists answers no when the device does not say."""
+    if not source.path.startswith(("ckpt/aio", "ckpt/objects", "servers/", "clients/")):
+        return
+    for node in nodes_of(source):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="exists"), args=[]):
+                yield f"{source.path}:{node.lineno}: Path.exists: instead, is_there"
+
+
 def long_lines(source: Source) -> Iterator[str]:
     """Lines over the limit, tables that say `fmt: skip` and addresses apart."""
     tables = set(_table_lines(source))
@@ -177,6 +187,7 @@ def stray_notes(source: Source) -> Iterator[str]:
 RULES = (
     banned_words,
     stray_prints,
+    unsure_looks,
     long_lines,
     long_functions,
     long_files,
@@ -331,6 +342,11 @@ def test_a_table_may_be_wide_and_a_command_may_print() -> None:
     assert not list(long_lines(Source("tests/example.py", table)))
     assert not list(long_lines(Source("tests/example.py", cases)))
     assert not list(stray_prints(Source("servers/ckptd/cli.py", "print(1)")))
+
+
+def test_the_product_asks_for_names_in_the_sure_way() -> None:
+    assert list(unsure_looks(Source("servers/ckptd/example.py", "Path('x').exists()")))
+    assert not list(unsure_looks(Source("servers/ckptd/example.py", "fs.exists('x')")))
 
 
 NOTES_IN_PLACE = '''

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+_NOTHING: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _UNSYNCED: Final = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP)
 
 
@@ -28,6 +29,22 @@ def sync_names(directory: Path) -> None:
             raise
 
 
+def is_there(path: Path) -> bool:
+    """Whether something has that name. Raises OSError where the device does not say: what is made
+    because nothing seemed to be there would take its place. Path.exists says no then, from Python
+    3.14 on.
+    """
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno not in _NOTHING:
+            raise
+        return False
+    except ValueError:  # No file has such a name.
+        return False
+    return True
+
+
 def make_directories(directory: Path, mode: int = 0o777) -> list[Path]:
     """Make it, with what is missing above it, unless it is there. What is made stays, each.
 
@@ -37,7 +54,7 @@ def make_directories(directory: Path, mode: int = 0o777) -> list[Path]:
     """
     missing = []
     for one in (directory, *directory.parents):
-        if one.exists():
+        if is_there(one):
             break
         missing.append(one)
     for one in reversed(missing):

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ckpt.aio.clock import draw
+from ckpt.aio.durable import is_there
 from ckpt.base.errors import Unavailable
 from ckpt.base.rests import shortened
 from ckpt.base.units import US_PER_S
@@ -37,6 +38,14 @@ class Locator:
 
     directory: str
     address_fixed: str
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there is surely no such directory; one that cannot be asked now may come back."""
+        try:
+            return bool(self.directory) and not is_there(Path(self.directory))
+        except OSError:
+            return False
 
     def address(self) -> str:
         """HOST:PORT, of several coordinators with commas between them. Raises Unavailable when the

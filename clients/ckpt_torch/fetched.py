@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.durable import make_directories, sync_names, sync_tree
+from ckpt.aio.durable import is_there, make_directories, sync_names, sync_tree
 from ckpt.base.errors import Refused
 from ckpt.format.messages.saving import CommitInfo
 
@@ -54,15 +54,15 @@ def put_folder(folder: Path, info: CommitInfo, write: Callable[[Path], None]) ->
 
 
 def _rename(aside: Path, folder: Path, mark: Mark, boot: str) -> None:
-    if folder.exists() and _mark_of(folder) == mark:
+    if is_there(folder) and _mark_of(folder) == mark:
         return  # Another rank of this host, or an earlier start, has written it.
-    if folder.exists() and (not folder.is_dir() or _mark_of(folder) is None):
+    if is_there(folder) and (not folder.is_dir() or _mark_of(folder) is None):
         raise Refused(
             f"{folder} is there, and was not made of {mark['checkpoint']}",
             hint="move it away, or fetch to another folder",
         )
     old = None
-    if folder.exists():
+    if is_there(folder):
         old = _made_aside(folder, boot)
         folder.rename(old)
     try:

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import is_there
 from ckpt.aio.private import make_private_directory, tighten, user_name
 from ckpt.base.errors import CkptError, NoSpace, Refused
 from ckpt.base.printable import UTF_8_HINT, printable
@@ -64,7 +65,7 @@ def check_owner(directory: Path) -> None:
     """
     check_open(directory)
     begun = [directory / name for name in (*_COORDINATORS, TARGET_FILE_NAME)]
-    owners = {path.stat().st_uid for path in begun if path.exists()}
+    owners = {path.stat().st_uid for path in begun if is_there(path)}
     try:
         with tempfile.TemporaryFile(dir=directory) as probe:
             ours = os.fstat(probe.fileno()).st_uid

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt.aio.durable import sync_directory, sync_names, write_aside
+from ckpt.aio.durable import is_there, sync_directory, sync_names, write_aside
 
 UNSYNCED = Path("/proc/self")
 """A directory that the kernel does not sync, as that of some network file systems."""
@@ -21,6 +21,16 @@ def test_a_directory_that_cannot_be_synced_ends_no_export() -> None:
         sync_directory(UNSYNCED)
     assert found.value.errno == errno.EINVAL
     sync_names(UNSYNCED)
+
+
+def test_what_the_device_does_not_say_is_no_free_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    assert is_there(tmp_path / "file")
+    for name in ("none", "file/below", "loop", "a\0b"):
+        assert not is_there(tmp_path / name)
+    with pytest.raises(OSError, match="name too long"):
+        is_there(tmp_path / ("x" * 5000))
 
 
 def test_a_directory_that_is_gone_is_no_such_one(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ckpt.aio.durable import is_there
 from ckpt.aio.local_targets import TARGETS_FOLDER, target_ids
 from ckpt.base.errors import Unavailable
 from ckpt.protocol.coordinator.reading.answers import (
@@ -145,7 +146,7 @@ def local_status(directory: Path, arguments: argparse.Namespace, output: Output)
     known = {target.id: target for target in view.targets}
     targets = []
     for id in dict.fromkeys((*target_ids(directory, made.targets), *known)):
-        held = (_folder(directory, id) / HOLD_NAME).exists()
+        held = is_there(_folder(directory, id) / HOLD_NAME)
         if id in known:
             said = known[id].pid if is_running(known[id].pid) else None
             targets.append(_target(known[id], pids.get(id, said), held=held))
@@ -171,7 +172,7 @@ def _pids(ready: LocalReady) -> dict[str, int | None]:
 
 def _local(directory: Path, made: LocalMade, pids: Mapping[str, int | None]) -> Local:
     known_here = [
-        TargetProcess(id, pids.get(id), (_folder(directory, id) / HOLD_NAME).exists())
+        TargetProcess(id, pids.get(id), is_there(_folder(directory, id) / HOLD_NAME))
         for id in target_ids(directory, made.targets)
     ]
     return Local(directory, restarts=made.restart == "always", targets=known_here)
@@ -292,7 +293,7 @@ def _resting(directory: Path, id: str, state: str, pid: int | None) -> TargetSta
         bytes_used=allocated_bytes(folder),
         bytes_free=space.f_bavail * space.f_frsize,
         bytes_total=space.f_blocks * space.f_frsize,
-        held=(folder / HOLD_NAME).exists(),
+        held=is_there(folder / HOLD_NAME),
     )
 
 

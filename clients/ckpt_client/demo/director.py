@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from ckpt.aio.durable import is_there
 from ckpt.base.extras import check_installed
 from ckpt_client.demo.course import Course, CourseOutcome
 from ckpt_client.demo.judge import judge
@@ -71,7 +72,7 @@ def _perform(options: DemoOptions, screen: Screen, begun: float) -> DemoReport:
             else:
                 shutil.rmtree(directory, ignore_errors=True)
     checks, figures = judge(outcome, time.monotonic() - begun)
-    gone = options.keep or not directory.exists()
+    gone = options.keep or not is_there(directory)
     clean = DemoCheck("nothing was left over", not left and gone and outcome.stopped, "")
     return DemoReport((*checks, clean), figures)
 

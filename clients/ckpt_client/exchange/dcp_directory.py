@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import ml_dtypes
 import numpy as np
 
+from ckpt.aio.durable import is_there
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.base.extras import needing
 from ckpt.format.dtypes import dtype_name, dtype_of
@@ -76,7 +77,7 @@ def write_dcp(source: Source, arrays: Sequence[NamedArray], folder: Path) -> int
 
 
 def _names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+    return {path.name for path in folder.iterdir()} if is_there(folder) else set()
 
 
 def _not_empty(folder: Path) -> Refused:
@@ -85,7 +86,7 @@ def _not_empty(folder: Path) -> Refused:
 
 def _clear(folder: Path) -> None:
     """What an export wrote that did not end; a folder with metadata is whole."""
-    if not (folder / METADATA).exists():
+    if not is_there(folder / METADATA):
         for path in [*folder.glob("*.distcp"), folder / f"{METADATA}.tmp"]:
             path.unlink(missing_ok=True)
 
@@ -115,7 +116,7 @@ def read_dcp(folder: Path) -> Sequence[HeldArray]:
         import torch
         from torch.distributed.checkpoint import FileSystemReader
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    if not (folder / METADATA).exists():
+    if not is_there(folder / METADATA):
         raise NotFound(f"{folder} has no .metadata: it is no DCP directory")
     seen = SeenFile.see(folder / METADATA)
     try:

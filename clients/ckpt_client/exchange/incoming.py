@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import is_there
 from ckpt.base.errors import NotFound
 from ckpt_client.exchange.arrays import Incoming
 
@@ -23,13 +24,13 @@ def guess_format(place: str) -> str:
     if "://" in place:
         return "zarr"
     path = Path(place)
-    if not path.exists():
+    if not is_there(path):
         raise NotFound(f"there is no {path}")
     if path.suffix == ".npz":
         return "npz"
-    if (path / ".metadata").exists():
+    if is_there(path / ".metadata"):
         return "dcp"
-    if (path / "zarr.json").exists() or (path / ".zgroup").exists():
+    if is_there(path / "zarr.json") or is_there(path / ".zgroup"):
         return "zarr"
     return "safetensors"
 

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import is_there
 from ckpt.base.errors import Refused
 from ckpt.base.units import GiB
 from ckpt.objects.source import Source
@@ -104,7 +105,7 @@ def _earlier_export(folder: Path) -> list[Path]:
                 hint="move it away, or export to another folder",
             )
     index = folder / INDEX_NAME
-    return [index, *files] if index.exists() else files
+    return [index, *files] if is_there(index) else files
 
 
 def _split(arrays: Sequence[NamedArray], file_bytes: int) -> Iterable[list[NamedArray]]:

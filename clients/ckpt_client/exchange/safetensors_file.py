@@ -19,6 +19,7 @@ from typing import Final
 
 import numpy as np
 
+from ckpt.aio.durable import is_there
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.units import MiB
 from ckpt.format.dtypes import dtype_of
@@ -50,7 +51,7 @@ def read_directory(folder: Path) -> list[StoredArray]:
     twice, ChangedMeanwhile when somebody writes them.
     """
     index = folder / INDEX_NAME
-    seen = SeenFile.see(index) if index.exists() else None
+    seen = SeenFile.see(index) if is_there(index) else None
     paths, expected = _paths(folder)
     found: dict[str, StoredArray] = {}
     for path in paths:
@@ -125,15 +126,15 @@ def weight_files(folder: Path) -> list[Path]:
     index that does not parse.
     """
     files = {path for path in folder.glob("model*.safetensors") if NAME.fullmatch(path.name)}
-    if (folder / INDEX_NAME).exists():
+    if is_there(folder / INDEX_NAME):
         files.update(_indexed(folder)[0])
-    return sorted(path for path in files if path.exists())
+    return sorted(path for path in files if is_there(path))
 
 
 def _paths(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
-    if (folder / INDEX_NAME).exists():
+    if is_there(folder / INDEX_NAME):
         files, weight_map = _indexed(folder)
-        if (folder / SINGLE_NAME).exists() and folder / SINGLE_NAME not in files:
+        if is_there(folder / SINGLE_NAME) and folder / SINGLE_NAME not in files:
             raise Refused(
                 f"{folder} has weights twice: in {SINGLE_NAME}, and in what {INDEX_NAME} names",
                 hint="name the file itself, or move one of the two away",

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from ckpt.aio.durable import make_directories, remove_empty, sync_names
+from ckpt.aio.durable import is_there, make_directories, remove_empty, sync_names
 from ckpt.base.errors import Refused
 from ckpt.format.checksum import Buffer
 from ckpt_client.exchange.claims import FileClaim, aside_of
@@ -20,7 +20,7 @@ class WholeFile:
         """Raises Refused for what is there and is no file: a rename would replace it, for root even
         /dev/null.
         """
-        if path.exists() and not path.is_file():
+        if is_there(path) and not path.is_file():
             raise Refused(f"{path} is there and is no file: only a file is replaced")
         self.path = path
         self._mode = mode

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ckpt.aio.durable import is_there
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.base.extras import needing
 from ckpt.format.dtypes import dtype_name
@@ -34,7 +35,7 @@ def read_zarr(place: str) -> Sequence[HeldArray]:
     with needing("reading Zarr"):
         import zarr
 
-    if "://" not in place and (Path(place) / COMMITTED).exists():
+    if "://" not in place and is_there(Path(place) / COMMITTED):
         raise Refused(f"{place} is a drained checkpoint", hint="ckpt fetch URL/RUN@STEP")
 
     def opened() -> list[tuple[str, object]]:

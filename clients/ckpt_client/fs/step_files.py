@@ -16,6 +16,7 @@ from typing import Final
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
+from ckpt.aio.durable import is_there
 from ckpt.base.errors import Busy, NotFound, Refused
 from ckpt.base.ids import Generation, RunName, check_step
 from ckpt.format.messages.asking import DeleteStep, StepDeleted
@@ -227,7 +228,7 @@ class CkptFileSystemBase(PuttingFileSystem):
                 local = Path(lpath)
                 # Of processes that get one file to one place at once, the first does it so.
                 with suppress(Busy):
-                    if local.is_file() or not local.exists():
+                    if local.is_file() or not is_there(local):
                         whole = stack.enter_context(WholeFile(local))
             if whole is None:
                 super().get_file(rpath, lpath, callback=callback, outfile=outfile, **options)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import is_there
 from ckpt.aio.local_targets import (
     TARGETS_FOLDER,
     TARGETS_MAX,
@@ -79,13 +80,13 @@ class LocalPlaces:
         return id
 
     def _check_unused(self, wanted: Path) -> None:
-        if wanted.exists() and not wanted.is_dir():
+        if is_there(wanted) and not wanted.is_dir():
             raise Refused(f"{wanted} is no directory")
         for id in self.ids:
             if self.place(id).resolve() == wanted.resolve():
                 raise Refused(f"{wanted} is target {id} already")
         try:
-            held = sorted(set(os.listdir(wanted)) - HARMLESS) if wanted.exists() else []
+            held = sorted(set(os.listdir(wanted)) - HARMLESS) if is_there(wanted) else []
         except OSError as error:
             raise CkptError(f"cannot read {wanted}: {error.strerror}") from None
         if held:
@@ -97,7 +98,7 @@ class LocalPlaces:
         device = _device_of(wanted)
         for id in self.ids:
             place = self.place(id)
-            if place.exists() and _device_of(place) == device:
+            if is_there(place) and _device_of(place) == device:
                 raise Refused(
                     f"{wanted} is on the device of target {id}: no room is won, and both are lost"
                     " together",
@@ -107,5 +108,5 @@ class LocalPlaces:
 
 def _device_of(path: Path) -> int:
     """Of the nearest directory that is there."""
-    nearest = next(each for each in (path, *path.parents) if each.exists())
+    nearest = next(each for each in (path, *path.parents) if is_there(each))
     return nearest.stat().st_dev

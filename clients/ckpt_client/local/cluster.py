@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import is_there
 from ckpt.aio.net.reaching import check_loopback
 from ckpt.aio.net.wire_policy import insisted
 from ckpt.aio.private import make_private_directory, user_name
@@ -134,7 +135,7 @@ def _held(directory: Path, options: LocalOptions, deadline_s: float) -> tuple[in
 def _secret_of(directory: Path) -> Path:
     """Its file, which can be read; made unless the cluster runs. Raises Unauthorized, Refused."""
     file = find_secret_file(directory)
-    if file == directory / "secret" and not file.exists():
+    if file == directory / "secret" and not is_there(file):
         if serving(directory) is not None:
             raise Unauthorized(
                 f"the secret of the cluster in {directory} is gone, and its daemons go on with it",
@@ -202,7 +203,7 @@ def has_fallen(directory: Path) -> bool:
     """Whether what served DIR was killed: a supervisor that stops in order reports that it
     stopped.
     """
-    return (directory / READY_NAME).exists() and not is_supervised(directory)
+    return is_there(directory / READY_NAME) and not is_supervised(directory)
 
 
 def _holder(directory: Path) -> str:
@@ -238,7 +239,7 @@ def _check_still_there(directory: Path, known: str) -> None:
     try:
         found = tomllib.loads((directory / CLUSTER_NAME).read_text("utf-8")).get("cluster", known)
     except FileNotFoundError:
-        if (directory / ID_NAME).exists():
+        if is_there(directory / ID_NAME):
             return
         raise NotFound(
             f"cluster {known} is no longer in {directory}: the directory was moved or removed",
@@ -295,7 +296,7 @@ def start_arguments(directory: Path, options: LocalOptions) -> list[str]:
     arguments = ["-m", "ckptd.cli", "local", str(directory), "--json", "--ends-idle"]
     for option, _, flag in _KEYS:
         value = getattr(options, option)
-        if option == "targets" and value is None and not (directory / CLUSTER_NAME).exists():
+        if option == "targets" and value is None and not is_there(directory / CLUSTER_NAME):
             with warnings.catch_warnings(action="ignore"):
                 value = options.shape()[0]
         if value is None or value is False:

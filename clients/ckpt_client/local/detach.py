@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import is_there
 from ckpt.base.errors import CkptError, Refused, Unavailable
 from ckpt.base.system_errors import system_error
 
@@ -83,7 +84,7 @@ def start_detached(arguments: Sequence[str], *, log: Path, pass_fds: Sequence[in
 
 
 def _put_aside_if_large(log: Path) -> None:
-    if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
+    if is_there(log) and log.stat().st_size > LOG_BYTES_MAX:
         log.replace(log.with_suffix(".old.log"))
 
 

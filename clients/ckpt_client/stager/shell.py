@@ -428,9 +428,9 @@ class StagerShell:
         if str(error) != self._complaint:
             self._complaint = str(error)
             log("warning", "no session with the coordinator", why=self._complaint)
-        directory = self._locator.directory
-        gone = isinstance(error, OtherCluster) or not Path(directory).is_dir()
-        return DialFailed(now_us(), gone=bool(directory) and gone)
+        is_local = bool(self._locator.directory)
+        gone = isinstance(error, OtherCluster) or self._locator.is_gone
+        return DialFailed(now_us(), gone=is_local and gone)
 
     # ----------------------------------------------------------------------- sender, workers
 

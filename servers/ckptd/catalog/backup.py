@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
+from ckpt.aio.durable import is_there
 from ckpt.base.errors import Corrupt, NotFound, Refused
 from ckpt.base.ids import CatalogPosition, CheckpointId
 from ckpt.protocol.coordinator.catalog import RowState
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     )
     directory, to = loaded.config.directory, loaded.config.to
     check_open(directory)
-    if not (directory / CATALOG_NAME).exists():
+    if not is_there(directory / CATALOG_NAME):
         raise NotFound(f"there is no catalog in {directory}")
     cluster, image = read_image(directory)
     if image.outdated:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from ckpt.aio.durable import is_there
 from ckpt.base.errors import Refused
 from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.image import CatalogImage
@@ -77,7 +78,7 @@ async def copy_from_etcd(url: EtcdUrl, directory: Path) -> Copied:
 
 
 def _check_free(directory: Path) -> None:
-    if (directory / CATALOG_NAME).exists():
+    if is_there(directory / CATALOG_NAME):
         raise Refused(
             f"there is a catalog in {directory}",
             hint=f"name another directory, or move {directory / CATALOG_NAME} away first",

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.durable import sync_directory, write_aside
+from ckpt.aio.durable import is_there, sync_directory, write_aside
 from ckpt.base.errors import Busy, CkptError, Corrupt, NoSpace, Refused, Unavailable
 from ckpt.base.system_errors import system_error
 from ckptd.catalog.room import remedy, shortage
@@ -69,7 +69,7 @@ def kept_cluster(directory: Path, insisted: str | None) -> str | None:
         changed = f"put back what was changed, {local} or {path}"
         raise Refused(
             f"{directory} is of cluster {kept}, not {insisted}",
-            hint=changed if local.exists() else hint,
+            hint=changed if is_there(local) else hint,
         )
     return kept
 
@@ -78,7 +78,7 @@ def keep_cluster(directory: Path, cluster: str) -> None:
     """Durable on return, and written only where it is news. Raises Refused when it cannot be."""
     path = directory / CLUSTER_ID_NAME
     try:
-        if not path.exists() or path.read_bytes().strip() != cluster.encode():
+        if not is_there(path) or path.read_bytes().strip() != cluster.encode():
             write_aside(path, f"{cluster}\n".encode())
     except OSError as error:
         raise Refused(f"cannot write {path}: {error.strerror}") from None
@@ -162,6 +162,6 @@ def mending_command(directory: Path, targets: str = "HOST:PORT ...") -> str:
     A local cluster is stopped first, and its targets are found by it. Elsewhere targets run on.
     """
     quoted = shlex.quote(str(directory.absolute()))
-    if (directory / CLUSTER_FILE_NAME).exists():
+    if is_there(directory / CLUSTER_FILE_NAME):
         return f"ckpt local stop {quoted} && ckpt catalog rebuild {quoted}"
     return f"ckpt catalog rebuild {quoted} --targets '{targets}'"

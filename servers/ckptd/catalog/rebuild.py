@@ -38,6 +38,7 @@ from typing import Annotated, Final
 
 from msgspec import structs
 
+from ckpt.aio.durable import is_there
 from ckpt.aio.local_targets import TARGETS_FOLDER, target_ids
 from ckpt.aio.secret import read_secret
 from ckpt.base.errors import CkptError, Corrupt, Degraded, NotFound, Refused
@@ -250,7 +251,7 @@ def _rebuild_of_running(addresses: Sequence[str], secret: bytes, backup: Path | 
 def write_rebuilt(directory: Path, found: Rebuilt) -> Path:
     """Put the new catalog in its place; an old one is moved beside it, never deleted."""
     path = directory / CATALOG_NAME
-    return create_catalog(directory, found.cluster, found.image, keep_old=path.exists())
+    return create_catalog(directory, found.cluster, found.image, keep_old=is_there(path))
 
 
 def main(argv: Sequence[str]) -> int:

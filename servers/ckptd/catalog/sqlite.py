@@ -28,7 +28,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.durable import sync_directory
+from ckpt.aio.durable import is_there, sync_directory
 from ckpt.aio.threads import start_thread
 from ckpt.base.errors import CkptError, NoSpace, NotFound, Refused, Unavailable
 from ckpt.format.messages.hello import PROTOCOL_VERSION
@@ -276,7 +276,7 @@ def create_catalog(
     lock = lock_directory(directory)
     aside = directory / f"{CATALOG_NAME}.new"
     try:
-        if path.exists() and not keep_old:
+        if is_there(path) and not keep_old:
             raise Refused(f"{path} exists", hint="move it away first")
         _make_aside(aside, cluster, image)
         keep_cluster(directory, cluster)
@@ -350,10 +350,10 @@ def _move_old_away(path: Path) -> None:
     The file first: without it the log is void, while the file without its log would be an older
     catalog in force.
     """
-    number = next(n for n in itertools.count(1) if not Path(f"{path}.{n}").exists())
+    number = next(n for n in itertools.count(1) if not is_there(Path(f"{path}.{n}")))
     for suffix in ("", "-wal"):
         old = Path(f"{path}{suffix}")
-        if old.exists():
+        if is_there(old):
             old.rename(f"{path}.{number}{suffix}")
 
 
@@ -367,7 +367,7 @@ def read_image(directory: Path) -> tuple[str, CatalogImage]:
 def image_at_rest(directory: Path) -> Iterator[tuple[str, CatalogImage]]:
     """The same, with the directory locked for as long as the block lasts. Raises NotFound."""
     path = directory / CATALOG_NAME
-    if not path.exists():
+    if not is_there(path):
         raise NotFound(f"there is no catalog in {directory}: it has no {CATALOG_NAME}")
     lock = lock_directory(directory)
     try:

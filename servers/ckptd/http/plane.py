@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpt.aio.durable import is_there
 from ckpt.base.extras import needing
 from ckpt.base.system_errors import system_error
 from ckptd.config import host_and_port
@@ -38,7 +39,7 @@ async def served(
     except OSError as error:
         hint = "this user has to own it" if isinstance(error, PermissionError) else ""
         raise system_error(f"cannot use {directory / TOKEN_NAME}", error, hint=hint) from None
-    is_local = (directory / CLUSTER_FILE_NAME).exists()
+    is_local = is_there(directory / CLUSTER_FILE_NAME)
     plane = HttpPlane(
         reports,
         answers=answers,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from ckpt.aio.durable import write_aside
+from ckpt.aio.durable import is_there, write_aside
 from ckpt.aio.local_targets import TARGETS_MAX
 from ckpt.base.errors import CkptError, Corrupt, NotFound, Refused
 from ckpt.base.limits import BLOCK_BYTES, CELL_BYTES_MAX
@@ -123,7 +123,7 @@ def load_or_create(
     host or has lost its file, or when the options make no cluster; Corrupt when it does not parse.
     """
     path = directory / CLUSTER_FILE_NAME
-    if path.exists():
+    if is_there(path):
         found = read_cluster(path)
         if found.host != host:
             raise Refused(
@@ -151,7 +151,7 @@ def _check_unmade(directory: Path) -> None:
     with an id that these refuse.
     """
     known = directory / CLUSTER_ID_NAME
-    if not known.exists():
+    if not is_there(known):
         return
     kept = known.read_text(errors="replace").strip()
     raise Refused(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import is_there
 from ckpt.aio.local_targets import TARGETS_FOLDER, left_place
 from ckpt.base.limits import SCRUB_PERCENT
 from ckptd.directory import make_directory
@@ -42,7 +43,7 @@ class ChildPlans:
             # Columns go to different targets; reports count devices (see ClusterFile.domain).
             *("--level", "target"),
         ]
-        if (self._directory / f"{COORDINATOR}.toml").exists():
+        if is_there(self._directory / f"{COORDINATOR}.toml"):
             fixed += ["--config", str(self._directory / f"{COORDINATOR}.toml")]
 
         def argv() -> list[str]:
@@ -93,7 +94,7 @@ class ChildPlans:
     def repair(self, address: Callable[[], str]) -> ChildPlan:
         """It stays once there was something to do: that costs less than to come and go."""
         fixed = [REPAIR, "--secret-file", str(self._secret_file)]
-        if (self._directory / f"{REPAIR}.toml").exists():
+        if is_there(self._directory / f"{REPAIR}.toml"):
             fixed += ["--config", str(self._directory / f"{REPAIR}.toml")]
 
         def argv() -> list[str]:

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from ckpt.aio.disk import leads_to
-from ckpt.aio.durable import write_aside
+from ckpt.aio.durable import is_there, write_aside
 from ckpt.aio.local_targets import target_ids
 from ckpt.aio.net.reaching import check_loopback
 from ckpt.aio.secret import find_secret_file, make_secret, read_secret
@@ -166,7 +166,7 @@ def run_local(config: LocalConfig, *, report: Reporter, secret_named: Path | Non
     secret_file = find_secret_file(directory)
     if secret_named is not None:
         _adopt_secret(directory / "secret", secret_named)
-    if secret_file == directory / "secret" and not secret_file.exists():
+    if secret_file == directory / "secret" and not is_there(secret_file):
         make_secret(secret_file)
     LocalCluster(
         directory,
@@ -188,7 +188,7 @@ def _adopt_secret(path: Path, named: Path) -> None:
     try:
         path.symlink_to(named.resolve())
     except FileExistsError:
-        if not (path.exists() and path.samefile(named)):
+        if not (is_there(path) and path.samefile(named)):
             raise Refused(
                 f"--secret-file names {named}, but the cluster has its own secret in {path}",
                 hint="leave --secret-file out, or use another DIR",
@@ -276,7 +276,7 @@ class LocalCluster:
             self._asker = HttpAsker(str(child.ready["http"]), self._secret, timeout_s=1.0)
             if not self._targets:
                 self._follow_targets()
-                if (self._directory / f"{DRAIN}.toml").exists():
+                if is_there(self._directory / f"{DRAIN}.toml"):
                     self._drain = self._supervisor.add(self._plans.drain(self._address()))
         elif not self._targets:
             raise why_it_ended(COORDINATOR, child.exit_status, self._plans.log(COORDINATOR))

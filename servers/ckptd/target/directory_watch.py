@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import is_there
 from ckpt.base.errors import CkptError
 from ckpt.protocol.target.core import COLUMNS, DOCUMENTS
 from ckptd.log import Reporter
@@ -77,7 +78,7 @@ class DirectoryWatch:
             self._report("error", "folder is gone", {"directory": str(self._directory / gone)})
             self._stop()
             return
-        is_alone = not self._lock.path.exists() and (self._directory / FILE_NAME).exists()
+        is_alone = not is_there(self._lock.path) and is_there(self._directory / FILE_NAME)
         self._why = _unlocked(self._lock.path) if is_alone else _gone(self._directory)
         what = "lock is gone" if is_alone else "directory is gone"
         self._report("error", what, {"directory": str(self._directory)})

@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from ckpt.aio.durable import make_directories
+from ckpt.aio.durable import is_there, make_directories
 from ckpt.aio.local_targets import TARGETS_FOLDER
 from ckpt.base.errors import NoSpace, NotFound, Refused
 from ckpt.base.system_errors import system_error
@@ -210,10 +210,10 @@ def _check_place(to: Path) -> None:
     one begin with the copy.
     """
     place = to.resolve()
-    if place.name.startswith(CATALOG) and (place.parent / LOCK).exists():
+    if place.name.startswith(CATALOG) and is_there(place.parent / LOCK):
         raise Refused(f"{to} is the catalog of a coordinator itself", hint="name another file")
     try:
-        if not place.exists() or (place.is_file() and _is_copy(place)):
+        if not is_there(place) or (place.is_file() and _is_copy(place)):
             return
     except OSError as error:
         raise Refused(f"cannot write {to}: {error.strerror}") from None
@@ -292,7 +292,7 @@ def _place(named: str) -> str:
 def _owner(directory: Path) -> Path:
     """The cluster's directory, where one of its targets' directories was given."""
     above = directory.parent
-    if above.name == TARGETS_FOLDER and (above.parent / CLUSTER_NAME).exists():
+    if above.name == TARGETS_FOLDER and is_there(above.parent / CLUSTER_NAME):
         return above.parent
     return directory
 

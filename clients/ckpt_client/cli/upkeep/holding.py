@@ -10,6 +10,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from ckpt.aio.durable import is_there
 from ckpt.aio.local_targets import TARGETS_FOLDER, target_ids
 from ckpt.aio.private import make_private_directory
 from ckpt.base.errors import CkptError, NotFound
@@ -54,13 +55,13 @@ def end_process(directory: Path, id: str) -> None:
 
 def is_held(directory: Path, id: str) -> bool:
     """Whether its supervisor leaves it alone."""
-    return (directory / TARGETS_FOLDER / id / HOLD_NAME).exists()
+    return is_there(directory / TARGETS_FOLDER / id / HOLD_NAME)
 
 
 def mark_held(directory: Path, id: str, is_held: bool) -> bool:
     """Whether it was held before."""
     marker = directory / TARGETS_FOLDER / id / HOLD_NAME
-    was_held = marker.exists()
+    was_held = is_there(marker)
     try:
         if is_held:
             make_private_directory(marker.parent)

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from ckpt.aio.durable import is_there
 from ckpt.base.errors import Refused
 from ckpt.base.near import did_you_mean
 from ckpt_client.cli.daemons import printed_by
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     directory = Path(arguments.directory).absolute()
     daemons = dict.fromkeys(arguments.daemons or DAEMONS)
     paths = {daemon: directory / f"{daemon}.toml" for daemon in map(_known, daemons)}
-    if there := [str(path) for path in paths.values() if path.exists()]:
+    if there := [str(path) for path in paths.values() if is_there(path)]:
         raise Refused(
             f"{', '.join(there)}: already there", hint="move it away, or name another DIR"
         )

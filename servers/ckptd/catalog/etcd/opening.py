@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from ckpt.aio.durable import is_there
 from ckpt.base.errors import CkptError, Corrupt, NoSpace, Refused, Unavailable
 from ckptd.catalog.etcd import keys
 from ckptd.catalog.etcd.client import RETRY_S, EtcdClient
@@ -31,7 +32,7 @@ def etcd_place(directory: Path, cluster: str | None, url: str) -> tuple[EtcdUrl,
     """
     etcd = parse_etcd_url(url)
     make_directory(directory)
-    if (directory / CATALOG_NAME).exists():
+    if is_there(directory / CATALOG_NAME):
         raise Refused(
             f"{directory} has a catalog in SQLite, and {etcd} would be another one",
             hint="leave --catalog out, or give a directory of its own for the catalog in etcd",
