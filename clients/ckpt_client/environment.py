@@ -120,7 +120,7 @@ def find_launch_key(
         _check_key(launch)
         return launch
     elastic = environ.get("TORCHELASTIC_RUN_ID")
-    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    restart = _start_of_torchrun(environ)
     # torchrun's default id is the word "none", the same for every start: it names nothing.
     if elastic and elastic != "none":
         return f"torchelastic:{elastic}:{restart}"
@@ -134,6 +134,21 @@ def find_launch_key(
         if value:
             return f"{name.lower()}:{value}:{restart}"
     return None
+
+
+def _start_of_torchrun(environ: Mapping[str, str]) -> str:
+    """What its starts under one id differ by, as far as it says: how often the ranks were started
+    again, which each node counts for itself, and where they meet. Of several nodes that alone names
+    the start, if rank 0 opens a port for each; agents that open it for their ranks keep theirs.
+    """
+    count = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if "TORCHELASTIC_RUN_ID" not in environ or not host or not port:
+        return count
+    is_of_start = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False"
+    if is_of_start and environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        return f"{host}:{port}"
+    return f"{count}:{host}:{port}"
 
 
 def _check_key(launch: str) -> None:

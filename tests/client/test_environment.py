@@ -149,6 +149,35 @@ def test_torchrun_restarts_are_launches_of_their_own() -> None:
     )
 
 
+def test_a_port_that_rank_0_makes_for_each_start_names_it() -> None:
+    """Each node counts its own restarts: one in the place of a dead one begins at 0."""
+    met = {"MASTER_ADDR": "node3", "MASTER_PORT": "40001", "TORCHELASTIC_RUN_ID": "job"}
+    start = {**met, "TORCHELASTIC_USE_AGENT_STORE": "False", "GROUP_WORLD_SIZE": "2"}
+    keys = {find_launch_key(environ={**start, "TORCHELASTIC_RESTART_COUNT": n}) for n in "012"}
+    assert keys == {"torchelastic:job:node3:40001"}
+    others = [{**start, "MASTER_PORT": "40002"}, {**start, "GROUP_WORLD_SIZE": "1"}]
+    assert len({find_launch_key(environ=other) for other in others} - keys) == 2
+
+
+def test_two_torchruns_of_one_id_are_two_starts() -> None:
+    """As of a job that Slurm starts again, with its number as the id: each counts from 0."""
+    first = {
+        "TORCHELASTIC_RUN_ID": "17", "TORCHELASTIC_RESTART_COUNT": "0", "MASTER_ADDR": "node3",
+        "MASTER_PORT": "40001", "TORCHELASTIC_USE_AGENT_STORE": "True", "SLURM_JOB_ID": "17",
+    }  # fmt: skip
+    others = [{"MASTER_PORT": "40002"}, {"MASTER_ADDR": "node4"}]
+    # The agents' port stays, however often they start the ranks.
+    others.append({"TORCHELASTIC_RESTART_COUNT": "1"})
+    keys = {find_launch_key(environ=first | other) for other in ({}, *others)}
+    assert len(keys) == 4
+
+
+def test_where_ranks_meet_says_nothing_without_torchrun() -> None:
+    """A script sets it for itself, and perhaps another one on each node."""
+    job = {"SLURM_JOB_ID": "17", "MASTER_ADDR": "node3", "MASTER_PORT": "40001"}
+    assert find_launch_key(environ=job) == find_launch_key(environ={"SLURM_JOB_ID": "17"})
+
+
 def test_the_default_id_of_torchrun_names_nothing() -> None:
     assert find_launch_key(environ={"TORCHELASTIC_RUN_ID": "none"}) is None
 

@@ -1,4 +1,4 @@
-"""torchrun on several nodes: each counts its own restarts, so that its environment names no start.
+"""torchrun on several nodes: each counts its own restarts, so that the count names no start.
 
 Two agents on this host are the nodes, of one rank each.
 """
@@ -26,6 +26,7 @@ from tests.frameworks.gloo import Ranks
 from tests.frameworks.test_torch_restarts import under_torchrun
 from tests.frameworks.warm import Warm
 from tests.ha.members import free_ports
+from tests.landing import in_turn
 from tests.waiting import wait_until
 
 ROWS = 4
@@ -40,10 +41,11 @@ import ckpt, ckpt_torch
 dist.init_process_group("gloo")
 mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
 weights = distribute_tensor(torch.arange({ROWS}), mesh, [Shard(0)])
-store = ckpt.open(sys.argv[1], launch=ckpt_torch.launch_key())
+key = ckpt_torch.launch_key() if sys.argv[5] == "word" else None
+store = ckpt.open(sys.argv[1], launch=key)
 state = {{"weights": weights}}
 try:
-    step = ckpt_torch.load(state, checkpoint_id="elastic", store=store)
+    step = ckpt_torch.load(state, checkpoint_id=sys.argv[5], store=store)
 except ckpt.NotFound:
     step = 0
 
@@ -58,7 +60,7 @@ ends = torch.zeros(1)
 while not ends.item():
     step += 1
     weights.to_local().mul_(3).add_(step)
-    ckpt_torch.save(state, checkpoint_id=f"elastic/{{step}}", store=store)
+    ckpt_torch.save(state, checkpoint_id=f"{{sys.argv[5]}}/{{step}}", store=store)
     tell(saved=step)
     ends.fill_(os.path.exists(sys.argv[3]))
     dist.all_reduce(ends)
@@ -82,6 +84,7 @@ class Job:
     url: str
     directory: Path
     port: int
+    run: str
     nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def add_node(self) -> None:
@@ -95,7 +98,7 @@ class Job:
             f"--rdzv-conf=is_host={int(not self.nodes)},{quick}",
         ]
         log, end = str(self.directory / "log"), str(self.directory / "end")
-        line = [self.url, log, end, str(len(self.nodes))]
+        line = [self.url, log, end, str(len(self.nodes)), self.run]
         with open(self.directory / "output", "ab") as output:
             node = subprocess.Popen(
                 under_torchrun(self.warm, agent, script, line),
@@ -149,10 +152,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.timeout(700)
+@pytest.mark.parametrize("run", in_turn(["environment", "word"], every=2))
 def test_a_job_saves_on_after_a_node_died_and_another_took_its_place(
-    cluster: str, warm: Warm, tmp_path: Path
+    cluster: str, warm: Warm, tmp_path: Path, run: str
 ) -> None:
-    job = Job(warm, cluster, tmp_path, free_ports(1)[0])
+    """Where each start has a port of its own, the environment says enough; the ranks' own word
+    always does.
+    """
+    job = Job(warm, cluster, tmp_path, free_ports(1)[0], run)
     try:
         job.add_node()
         job.add_node()
@@ -170,10 +177,10 @@ def test_a_job_saves_on_after_a_node_died_and_another_took_its_place(
     finally:
         job.stop()
     with ckpt.open(cluster) as store:
-        for commit in store.steps("elastic"):
+        for commit in store.steps(run):
             weights = torch.zeros(ROWS, dtype=torch.int64)
             state: dict[str, object] = {"weights": weights}
-            name = f"elastic/{commit.step}"
+            name = f"{run}/{commit.step}"
             ckpt_torch.load(state, checkpoint_id=name, store=store, no_dist=True)
             assert torch.equal(weights, trained(commit.step)), commit.step
 

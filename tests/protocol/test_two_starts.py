@@ -32,8 +32,8 @@ def finish(ranks: list[RankFake]) -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_payload_of_a_start_that_has_ended_is_not_completed_by_the_next_start(first: int) -> None:
-    """Rank 0 had saved the step when all were killed, rank 1 had not. torchrun with a fixed
-    --rdzv-id gives each start the same key.
+    """Rank 0 had saved the step when all were killed, rank 1 had not. A fixed `launch=` gives each
+    start the same key.
     """
     bench = Bench()
     ranks = ended(bench)
