@@ -49,7 +49,7 @@ test_every_bit_comes_back_by_the_long_way_and_by_the_known_form = one_staging(
 test_thousands_of_small_tensors_come_back = one_staging(
     unmarked(test_saves.test_thousands_of_small_tensors_come_back)
 )
-# At the other landings test_torch_restarts.py kills ranks.
+# At the other landings test_torch_restarts.py kills ranks twice.
 test_ranks_that_share_an_accelerator_go_on_with_the_same_bits = at_turn(1, every=2)(
     unmarked(test_ranks.test_ranks_that_share_an_accelerator_go_on_with_the_same_bits)
 )

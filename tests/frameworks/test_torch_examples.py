@@ -1,8 +1,8 @@
 """Every script of docs/examples, run as its first lines say: without a break and with one.
 
-Each has its turn at one of two landings; the adapters that they use are tested at each. Within it,
-at one of three, its run without a break is the command as a user types it. Other runs start warm:
-the same script in a process of its own, without seconds of imports.
+At one of two landings it goes on to the same bits where it was interrupted, at the other it trains
+and saves. At one of three, its run without a break is the command as a user types it. Other runs
+start warm: the same script in a process of its own, without seconds of imports.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.client.clikit import run
 from tests.frameworks.test_torch_restarts import TORCHRUN, under_torchrun
 from tests.frameworks.warm import Warm
 from tests.landing import at_turn, has_turn, in_turn
@@ -32,6 +33,14 @@ TURNS = {
 }
 """At which of three landings it starts cold. torch_dcp.py does under torchrun, which
 test_preemption.py starts cold at each."""
+ALONE = [
+    ("jax_fit.py", 2, 6),
+    ("lightning_fit.py", 3, 6),
+    ("torch_checkpointing_fit.py", 3, 6),
+    ("transformers_trainer.py", 4, 8),
+]
+"""After which step it is interrupted, and its last one."""
+SHARDED = [("lightning_fit.py", ("--sharded", "--devices", "2")), ("torch_dcp.py", ())]
 REPORT = re.compile(r"from (\S+) to (\d+): (\S+)$", re.MULTILINE)
 
 
@@ -76,18 +85,7 @@ def first_start(script: str, warm: Warm | None) -> Warm | None:
     return None if script in TURNS and has_turn(TURNS[script], every=3) else warm
 
 
-@pytest.mark.parametrize(
-    ("script", "stop", "end"),
-    in_turn(
-        [
-            ("jax_fit.py", 2, 6),
-            ("lightning_fit.py", 3, 6),
-            ("torch_checkpointing_fit.py", 3, 6),
-            ("transformers_trainer.py", 4, 8),
-        ],
-        every=2,
-    ),
-)
+@pytest.mark.parametrize(("script", "stop", "end"), in_turn(ALONE, every=2))
 def test_an_interrupted_run_learns_the_same_bits(
     cluster: str, warm: Warm, script: str, stop: int, end: int
 ) -> None:
@@ -99,10 +97,34 @@ def test_an_interrupted_run_learns_the_same_bits(
     assert second == (str(stop), str(end), calm[2])
 
 
-@pytest.mark.parametrize(
-    ("script", "more"),
-    in_turn([("lightning_fit.py", ("--sharded", "--devices", "2")), ("torch_dcp.py", ())], every=2),
-)
+@pytest.mark.parametrize(("script", "stop", "_end"), in_turn(ALONE, every=2, first=1))
+def test_a_run_trains_and_saves(
+    cluster: str, warm: Warm, script: str, stop: int, _end: int
+) -> None:
+    name = f"{script.removesuffix('.py')}/short"
+    found = run_example(script, cluster, name, stop, warm=first_start(script, warm))
+    assert found[:2] == ("None", str(stop))
+    assert saved_steps(cluster, name)[-1:] == [stop]
+
+
+@pytest.mark.parametrize(("script", "more"), in_turn(SHARDED, every=2, first=1))
+def test_a_sharded_run_trains_and_saves(
+    cluster: str, warm: Warm, script: str, more: tuple[str, ...]
+) -> None:
+    name = f"{script.removesuffix('.py')}/sharded-short"
+    start = warm if more else first_start(script, warm)
+    found = run_example(script, cluster, name, 3, *more, ranks=2, warm=start)
+    assert found[:2] == ("None", "3")
+    assert saved_steps(cluster, name)[-1:] == [3]
+
+
+def saved_steps(cluster: str, name: str) -> list[int]:
+    """Of all runs below that name."""
+    listed = run("ls", "--json", "--store", cluster).document()["steps"]
+    return sorted(each["step"] for each in listed if f"{each['run']}/".startswith(f"{name}/"))
+
+
+@pytest.mark.parametrize(("script", "more"), in_turn(SHARDED, every=2))
 def test_a_sharded_run_goes_on_where_it_was_interrupted(
     cluster: str, warm: Warm, script: str, more: tuple[str, ...]
 ) -> None:
@@ -113,6 +135,15 @@ def test_a_sharded_run_goes_on_where_it_was_interrupted(
     second = run_example(script, cluster, f"{name}/broken", 6, *more, ranks=2, warm=warm)
     assert (calm[:2], first[:2]) == (("None", "6"), ("None", "3"))
     assert second == ("3", "6", calm[2])
+
+
+@at_turn(1, every=2)
+def test_accelerate_trains_and_saves(cluster: str, warm: Warm, tmp_path: Path) -> None:
+    start = first_start("accelerate_fit.py", warm)
+    folder = ("--folder", str(tmp_path / "short"))
+    found = run_example("accelerate_fit.py", cluster, "accelerate/short", 3, *folder, warm=start)
+    assert found[:2] == ("None", "3")
+    assert saved_steps(cluster, "accelerate/short")[-1:] == [3]
 
 
 @at_turn(0, every=2)
