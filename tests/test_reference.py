@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,13 @@ from tests.pages import ROOT
 from tests.reference import IN_PART, WHOLE, written
 from tests.reference.blocks import filled
 from tests.reference.metrics import metric_names
-from tests.tree import pages
+from tests.tree import pages, parsed
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parsed() -> Iterator[None]:
+    with parsed():
+        yield
 
 
 @pytest.mark.parametrize("page", [*WHOLE, *IN_PART], ids=lambda page: str(page.name))

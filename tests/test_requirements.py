@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from ckpt.base.extras import EXTRA_OF
-from tests.tree import ROOT, Source, module_of, nodes_of, sources
+from tests.tree import ROOT, Source, module_of, nodes_of, parsed, sources
 
 PYPROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BASE: Final = PYPROJECT["project"]["dependencies"]
@@ -44,6 +44,12 @@ BY_BUILD: Final = "ckpt/native/source/"
 """Runs when a wheel is built, with what the build system brings; it is not installed."""
 BY_TESTS: Final = {"ckpt.testing"}
 """Contract suites, for those who have pytest."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parsed() -> Iterator[None]:
+    with parsed():
+        yield
 
 
 def distribution(name: str) -> str:

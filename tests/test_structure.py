@@ -19,10 +19,17 @@ from tests.tree import (
     imports_of,
     module_of,
     nodes_of,
+    parsed,
     sources,
     starts_by_itself,
     tree_of,
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parsed() -> Iterator[None]:
+    with parsed():
+        yield
 
 
 def test_every_module_is_used_by_another() -> None:

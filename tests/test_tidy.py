@@ -20,6 +20,7 @@ from tests.tree import (
     Source,
     nodes_of,
     pages,
+    parsed,
     sources,
     tree_of,
 )
@@ -45,6 +46,12 @@ WORDS = {
 """Of pages and comments: what hides the meaning, and what says it."""
 PLAIN_ROOMS = ("benchmarks/", "ckpt/", "clients/", "servers/")
 """Whose comments and docstrings have been read for such words; tests follow."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parsed() -> Iterator[None]:
+    with parsed():
+        yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -77,6 +79,21 @@ def tree_of(source: Source) -> ast.Module:
 def nodes_of(source: Source) -> tuple[ast.AST, ...]:
     """Of the whole tree: walked once, as rules look at all of it."""
     return tuple(ast.walk(tree_of(source)))
+
+
+@contextmanager
+def parsed() -> Iterator[None]:
+    """Around the tests of a file that look at all of it. The whole tree is a million objects: while
+    they come, the cyclic collector would walk them again and again, and where they stay, each
+    `gc.collect()` of a later test takes a second.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        tree_of.cache_clear()
+        nodes_of.cache_clear()
+        gc.enable()
 
 
 def starts_by_itself(source: Source) -> bool:
