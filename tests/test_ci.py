@@ -23,8 +23,8 @@ echo "begin $1" >>order
 grep SigIgn /proc/self/status >>ignored
 echo "first word of $1"
 # Of either lane one ends when both have begun.
-case $1 in check | test-faults)
-    until [ "$FAILS" ] || [ "$(grep -cE '^begin (check|test-faults)$' order)" = 2 ]; do :; done
+case $1 in test | test-frameworks)
+    until [ "$FAILS" ] || [ "$(grep -cE '^begin test(-frameworks)?$' order)" = 2 ]; do :; done
 ;;
 # Histories run while packages come.
 packages | test-sim)
