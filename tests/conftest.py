@@ -46,9 +46,9 @@ LONGEST: Final = (
 """Each lasts from half a minute to two."""
 OF_PROCESSES: Final = (
     "e2e_remote", "e2e", "machines", "objects", "bench", "client", "ckptd", "versions", "mutants",
-    "fs", "sim",
+    "transfer", "aio", "fs", "sim",
 )  # fmt: skip
-"""Folders of tests with clusters and histories; those of the others take milliseconds."""
+"""Folders of tests with clusters, connections or histories; others take milliseconds."""
 
 # Images of containers set it, and users' machines do not: what is started buffers as it does there.
 os.environ.pop("PYTHONUNBUFFERED", None)

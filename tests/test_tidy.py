@@ -176,15 +176,15 @@ def stray_notes(source: Source) -> Iterator[str]:
     attribute, a docstring right below a public one.
     """
     assigned = {
-        (node.lineno, node.col_offset): _name_of(node)
+        (node.lineno, node.col_offset): node
         for node in nodes_of(source)
         if isinstance(node, ast.Assign | ast.AnnAssign)
     }
     for line, column in _ends_of_notes(source):
-        name = assigned.get((line + 1, column))
-        if name is None:
+        below = assigned.get((line + 1, column))
+        if below is None:
             yield f"{source.path}:{line}: `#:` above no attribute: instead, above what it describes"
-        elif not name.startswith("_"):
+        elif not (name := _name_of(below)).startswith("_"):
             yield f"{source.path}:{line}: `#:` above public {name}: instead, a docstring below it"
     for line, name in _attributes_with_docstring(source):
         if name.startswith("_"):
