@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, BinaryIO, Final
@@ -103,6 +104,20 @@ def start_daemon(
     return subprocess.Popen(
         [*within, *command], stdout=subprocess.PIPE, stderr=stderr, env=environ, preexec_fn=before
     )
+
+
+def run_daemon(
+    *words: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`ckptd WORDS`, that ends by itself, warm."""
+    with tempfile.TemporaryFile() as errors:
+        child = start_daemon(words, stderr=errors.fileno(), environment=environment)
+        assert child.stdout is not None
+        with child.stdout:
+            out = child.stdout.read().decode()
+        code = child.wait(RUN_TIMEOUT_S)
+        errors.seek(0)
+        return subprocess.CompletedProcess(words, code, out, errors.read().decode())
 
 
 def start_child(

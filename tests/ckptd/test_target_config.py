@@ -25,6 +25,7 @@ from ckptd.coordinator.config import CoordinatorConfig
 from ckptd.log import JsonLines
 from ckptd.repair.daemon import RepairConfig
 from ckptd.target.daemon import TargetConfig
+from tests.warm_child import run_daemon
 
 
 def _load(*argv: str, environ: dict[str, str] | None = None) -> Loaded[TargetConfig]:
@@ -181,15 +182,13 @@ def test_a_flag_that_is_nearly_right_is_named() -> None:
 
 
 def test_a_program_that_is_nearly_right_is_named() -> None:
-    command = (sys.executable, "-m", "ckptd.cli", "targt")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_daemon("targt")
     assert done.returncode == 2
     assert done.stderr.endswith("did you mean target?\n")
 
 
 def test_the_help_names_each_program_once() -> None:
-    command = (sys.executable, "-m", "ckptd.cli", "--help")
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = run_daemon("--help").stdout
     assert [text.count(name) for name in PROGRAMS if "-" in name] == [1, 1, 1]
 
 
@@ -207,12 +206,8 @@ def test_the_secret_is_found_in_the_variable_then_the_flag_then_the_home() -> No
 
 
 def test_every_option_has_a_help_text_and_is_printed() -> None:
-    command = (sys.executable, "-m", "ckptd.cli", "target")
-    text = subprocess.run((*command, "--help"), capture_output=True, text=True, check=True).stdout
-    printed = subprocess.run(
-        (*command, *NEEDED, "--print-config"), capture_output=True, text=True, check=True
-    ).stdout
-    values = json.loads(printed)
+    text = run_daemon("target", "--help").stdout
+    values = json.loads(run_daemon("target", *NEEDED, "--print-config").stdout)
     for name in TargetConfig.__dataclass_fields__:
         assert f"--{name.replace('_', '-')}" in text
         assert name in values
@@ -236,9 +231,8 @@ def test_a_coordinator_spreads_and_keeps_as_promised_unless_it_is_told_otherwise
     "argv", [["nothing"], [], ["target", "--nothing", "1"], ["local", "a", "b"]]
 )
 def test_what_nobody_knows_is_a_usage_error_also_in_json(argv: list[str]) -> None:
-    command = (sys.executable, "-m", "ckptd.cli", *argv)
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 2
-    done = subprocess.run((*command, "--json"), capture_output=True, text=True, check=False)
+    assert run_daemon(*argv).returncode == 2
+    done = run_daemon(*argv, "--json")
     assert json.loads(done.stderr)["code"] == done.returncode == 2
 
 
@@ -276,13 +270,8 @@ def test_a_place_that_cannot_be_used_is_refused_by_name(
     (places["folder"] / "supervisor.lock").mkdir(parents=True)
     (places["folder"] / "cluster.toml").mkdir()
     make_secret(tmp_path / "secret")
-    done = subprocess.run(
-        (sys.executable, "-m", "ckptd.cli", *(each.format(**places) for each in argv)),
-        env={**os.environ, "CKPT_SECRET_FILE": str(tmp_path / "secret")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environ = {**os.environ, "CKPT_SECRET_FILE": str(tmp_path / "secret")}
+    done = run_daemon(*(each.format(**places) for each in argv), environment=environ)
     assert done.stderr.splitlines()[-1].startswith(f"ckptd {argv[0]}: "), done.stderr
     assert text.format(**places) in done.stderr
     assert "Traceback" not in done.stderr
@@ -302,8 +291,7 @@ def test_why_a_daemon_does_not_start_is_one_line_of_json_if_asked(
 ) -> None:
     wrong = ["--config", str(tmp_path / "absent.toml"), "--json"]
     place = [str(tmp_path / "cluster")] if program == "local" else []
-    command = (sys.executable, "-m", "ckptd.cli", program, *place, *wrong)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_daemon(program, *place, *wrong)
     told = json.loads(done.stderr)
     assert told["message_type"] == "exit_error"
     assert told["code"] == done.returncode == 2
