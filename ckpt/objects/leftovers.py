@@ -22,6 +22,7 @@ from ckpt.objects.stored_steps import (
     cluster_of,
     generations_in,
     is_committed,
+    newest_generation,
     steps_in,
     stored_generations,
     stored_steps,
@@ -137,6 +138,25 @@ def expired_in(
     replaced = [(step, generation) for step, generation in stored if newest[step] != generation]
     stays = {one for one in replaced if not _are_of(sink, run, one, newest[one[0]], cluster)}
     return surplus(policy, [one for one in stored if one not in stays])
+
+
+def crowding(
+    sink: Sink, policy: StorePolicy, run: RunName, step: Step, cluster: str
+) -> dict[Step, str]:
+    """Newer steps of other clusters, and whose they are, on whose account the store's retention
+    would delete this step as soon as it is there; empty where it stays. One listing, mostly.
+    """
+    newer = [one for one in steps_in(sink, run) if one > step]
+    if policy.keep is None or len(newer) < policy.keep:
+        return {}
+    owners: dict[Step, str] = {}
+    for one in reversed(newer):
+        generation = newest_generation(sink, names.step_prefix(run, one))
+        if generation is not None:
+            owners[one] = cluster_of(sink, run, one, generation)
+        if len(owners) == policy.keep:
+            return {one: owner for one, owner in owners.items() if owner not in ("", cluster)}
+    return {}
 
 
 def _are_of(

@@ -16,12 +16,15 @@ from threading import Event, Thread
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import ckpt
 from ckpt.base.units import MiB
 from ckpt.objects.grid import CHUNK_BYTES
 from ckpt.objects.pace import IDLE_CREDIT_S
+from ckpt.objects.planning import WriteOptions
 from ckpt.objects.sinks.file_sink import FileSink
+from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckptd.drain import daemon, worker
 from tests.e2e.cluster import Cluster, command
 from tests.objects.drainkit import (
@@ -33,6 +36,7 @@ from tests.objects.drainkit import (
     save,
     wait_drained,
 )
+from tests.objects.sources import HEADER, MemorySource
 from tests.waiting import wait_until
 
 
@@ -116,6 +120,61 @@ def test_what_somebody_removed_from_a_store_is_drained_again(
     save(store, "all-removed", 3)
     wait_drained(sink, "all-removed", 1, 2, 3)
     assert_once_and_whole(sink, "all-removed", 1)
+
+
+def wait_refused(cluster: Cluster, sink: FileSink, step: str, *newer: int) -> None:
+    """Until the store's error names the step, and newer ones of a cluster called foreign."""
+    named = ", ".join(f"{one} (cluster foreign)" for one in newer)
+
+    def is_refused() -> bool:
+        shown = json.loads(command("status", "--json", "--store", cluster.url).out)
+        (error,) = [store["error"] for store in shown["stores"] if store["url"] == sink.url]
+        return error.startswith(f"{step}: {sink.url} keeps 2 steps") and named in error
+
+    wait_until(is_refused, f"{step} is refused for {named}", 30.0)
+
+
+def put_foreign(sink: FileSink, run: str, *steps: int) -> None:
+    """As another cluster drains them, of a training that uses the same name."""
+    for step in steps:
+        header = replace(HEADER, run=run, step=step, cluster="foreign")
+        source = MemorySource({"w": np.arange(9)}, header=header)
+        write_checkpoint(sink, source, WriteOptions(), WriteLimits())
+
+
+def test_a_step_that_another_clusters_steps_would_delete_at_once_is_refused_by_name(
+    cluster: Cluster, store: ckpt.Store, places: tuple[Path, Path]
+) -> None:
+    """It was drained and deleted without end; between the two the tier could evict it."""
+    sink = FileSink(places[1])
+    put_foreign(sink, "keep-shared", 100, 101)
+    there = list(sink.list("keep-shared@"))
+    save(store, "keep-shared", 1)
+    try:
+        wait_refused(cluster, sink, "keep-shared@1", 100, 101)
+        assert list(sink.list("keep-shared@")) == there
+    finally:
+        command("rm", "keep-shared@1", "--yes", "--force", "--store", cluster.url)
+
+
+def test_what_another_clusters_retention_took_away_counts_as_lost(
+    cluster: Cluster, store: ckpt.Store, places: tuple[Path, Path]
+) -> None:
+    """Its newer steps made it look expired: the tier still took it for stored, and might evict."""
+    sink = FileSink(places[1])
+    for step in (1, 2):
+        save(store, "keep-taken", step)
+    wait_drained(sink, "keep-taken", 1, 2)
+    put_foreign(sink, "keep-taken", 3, 4)
+    for step in (1, 2):
+        shutil.rmtree(places[1] / f"keep-taken@{step}")
+    save(store, "keep-taken", 5)
+    try:
+        wait_refused(cluster, sink, "keep-taken@2", 4)
+        wait_drained(sink, "keep-taken", 4, 5)
+    finally:
+        for step in (1, 2, 5):
+            command("rm", f"keep-taken@{step}", "--yes", "--force", "--store", cluster.url)
 
 
 def test_status_and_metrics_tell_how_far_it_is(

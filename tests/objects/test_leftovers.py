@@ -14,7 +14,13 @@ from ckpt.base.ids import Generation, Rank, RunName, Step
 from ckpt.format.tree import Node
 from ckpt.objects import names
 from ckpt.objects.documents import Header
-from ckpt.objects.leftovers import Leftovers, delete_unfinished, expired_in, tidy_committed
+from ckpt.objects.leftovers import (
+    Leftovers,
+    crowding,
+    delete_unfinished,
+    expired_in,
+    tidy_committed,
+)
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.reader import open_stored
 from ckpt.objects.sinks.file_sink import FileSink
@@ -149,6 +155,23 @@ def test_what_another_cluster_committed_in_a_shared_place_is_not_replaced(sink: 
     _commit(sink, replace(HEADER, generation="9.1", cluster="another"))
     for cluster in (HEADER.cluster, "another"):
         assert expired_in(sink, StorePolicy("file://x"), RUN, cluster) == []
+
+
+def test_a_step_goes_at_once_where_another_cluster_has_newer_ones(sink: FileSink) -> None:
+    for step, cluster in [(600, "another"), (700, HEADER.cluster), (800, "third")]:
+        _commit(sink, replace(HEADER, step=step, cluster=cluster))
+    sink.put(names.generation_prefix(RUN, Step(900), Generation(1, 1)) + names.PLAN, b"{}")
+
+    def found(keep: int | None, step: int = 500) -> dict[Step, str]:
+        policy = StorePolicy("file://x", keep=keep)
+        return crowding(sink, policy, RUN, Step(step), HEADER.cluster)
+
+    assert found(3) == {600: "another", 800: "third"}
+    assert found(1) == {800: "third"}
+    assert found(2, step=650) == {800: "third"}
+    # It stays there.
+    assert found(None) == found(4) == found(2, step=750) == {}
+    assert crowding(sink, StorePolicy("file://x", keep=1), RUN, Step(500), "third") == {}
 
 
 def _commit(sink: FileSink, header: Header) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +23,7 @@ from ckpt.base.ids import CheckpointId, Generation, RunName, Step
 from ckpt.base.rests import Rests
 from ckpt.objects.leftovers import (
     Leftovers,
+    crowding,
     delete_unfinished,
     expired_in,
     may_leave_over,
@@ -30,7 +32,13 @@ from ckpt.objects.leftovers import (
 from ckpt.objects.names import COMMITTED, generation_prefix
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.sinks.sink import Sink
-from ckpt.objects.stored_steps import remains, steps_in, stored_by, stored_generations
+from ckpt.objects.stored_steps import (
+    cluster_of,
+    remains,
+    steps_in,
+    stored_by,
+    stored_generations,
+)
 from ckpt.objects.tier_source import TierSource
 from ckpt.objects.writer import WriteLimits, write_checkpoint
 from ckpt.plan.drains import StorePolicy, surplus
@@ -183,6 +191,7 @@ class StoreWorker:
         self._report("info", "draining", {"url": self.url, "checkpoint": name})
         try:
             with scarcity_is_unavailable(SCARCE):
+                self._check_stays(id)
                 manifest = self._write(id, heartbeat)
         except Aborted:
             return  # Finished by another worker, another's by now, or this process ends.
@@ -197,6 +206,22 @@ class StoreWorker:
         self._report("info", "drained", fields)
         if may_leave_over(self._sink, self._policy, id.run, id.step) or self._lacks(id.run):
             self._expire(id.run)
+
+    def _check_stays(self, id: CheckpointId) -> None:
+        """Raises Refused where the store's retention would delete it at once for the newer steps of
+        another cluster, so that it would be drained and deleted without end.
+        """
+        owners = crowding(self._sink, self._policy, id.run, id.step, self._watch.cluster())
+        if owners:
+            named = ", ".join(
+                f"{step} (cluster {owner})" for step, owner in sorted(owners.items())[:NAMED_MAX]
+            )
+            raise Refused(
+                f"{self.url} keeps {self._policy.keep} steps of {id.run}, and has newer ones of"
+                f" another cluster: {named}",
+                hint="drain to another prefix, or save under another run's name; if nobody needs"
+                " those steps, delete them there",
+            )
 
     def _write(self, id: CheckpointId, heartbeat: Heartbeat) -> str:
         """The manifest's digest, when all is in the store."""
@@ -246,9 +271,7 @@ class StoreWorker:
         if run not in self._sent:
             return False
         there = stored_generations(self._sink, run)
-        # What another worker of this store has expired is no loss.
-        expired = surplus(self._policy, sorted(self._sent[run].union(there)))
-        lost = sorted(self._sent[run].difference(there, expired))
+        lost = self._lost(run, there)
         if lost:
             text = "somebody deleted it in the store: it is drained again, if the tier has it"
             named = ", ".join(f"{run}@{step}#{generation}" for step, generation in lost[:NAMED_MAX])
@@ -257,6 +280,18 @@ class StoreWorker:
             return False
         self._sent[run].intersection_update(there)
         return not expired_in(self._sink, self._policy, run, self._watch.cluster(), there)
+
+    def _lost(
+        self, run: RunName, there: Sequence[tuple[Step, Generation]]
+    ) -> list[tuple[Step, Generation]]:
+        """What the queue counts on and nobody of this cluster took away."""
+        sent = self._sent[run]
+        if sent.issubset(there):
+            return []
+        cluster = self._watch.cluster()
+        ours = {one for one in there if cluster_of(self._sink, run, *one) == cluster}
+        # What another worker of this store has expired is no loss.
+        return sorted(sent.difference(there, surplus(self._policy, sorted(sent | ours))))
 
     def _lacks(self, run: RunName) -> bool:
         """Whether a step is not there at all that the queue counts on: by one listing."""
