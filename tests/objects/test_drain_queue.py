@@ -21,6 +21,7 @@ import ckpt
 from ckpt.base.ids import RunName, Step
 from ckpt.base.units import MiB
 from ckpt.objects.documents import Receipt, decode
+from ckpt.objects.names import COMMITTED
 from ckpt.objects.reader import open_stored
 from ckpt.objects.sinks.file_sink import FileSink
 from ckpt.objects.stored_steps import stored_steps
@@ -223,6 +224,19 @@ def test_twelve_saves_go_through_room_for_six_and_every_step_can_be_loaded(
     assert f"durable='{sink.url}'" in caught.value.hint
     shown = json.loads(command("status", "--json", "--store", cluster.url).out)
     assert [store["backlog"] for store in shown["stores"]] == [0]
+
+
+def test_what_somebody_deleted_in_the_store_is_drained_again_before_the_tier_lets_it_go(
+    full: tuple[Cluster, FileSink],
+) -> None:
+    """Its marker alone went: no drain of another step notices, and it was evicted as stored."""
+    cluster, sink = full
+    with ckpt.open(cluster.url) as store:
+        save_all(store, "again", range(1, 4))
+        wait_drained(sink, "again", 1, 2, 3)
+        sink.delete([f"again@1/{store.steps('again')[0].generation}/{COMMITTED}"])
+        save_all(store, "again", range(4, 11))
+        wait_drained(sink, "again", *range(1, 11))
 
 
 @pytest.mark.slow

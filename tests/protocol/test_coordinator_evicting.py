@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from ckpt.base.ids import Step
+from msgspec.structs import replace
+
+from ckpt.base.ids import CheckpointId, Step
 from ckpt.format.messages.asking import LabelStep
+from ckpt.format.messages.drains import DrainNoted, RenewDrain
 from ckpt.format.messages.hello import Failed
 from ckpt.format.messages.loading import Resolve, Resolved
 from ckpt.format.messages.saving import AttemptAborted
+from ckpt.protocol.coordinator.looks import FRESH_US, PATIENCE_US, Looks
 from tests.protocol.coordinated_target import COLUMN_BYTES
-from tests.protocol.coordinating import RUN, Bench, RankFake
+from tests.protocol.coordinating import RUN, SECOND_US, Bench, RankFake
 from tests.protocol.test_coordinator_draining import URL, WorkerFake, steps
 from tests.protocol.test_coordinator_labeling import label
 
@@ -171,3 +175,90 @@ def test_a_step_that_was_evicted_is_named_with_the_store_that_has_it() -> None:
     (answer,) = bench.tell(bench.session(), Resolve(RUN, Step(1)))
     assert isinstance(answer, Failed)
     assert (answer.code, URL in answer.hint) == ("not_found", True)
+
+
+class LookingWorker(WorkerFake):
+    """Of what it is asked for, what is not `gone` stands."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self.gone: set[Step] = set()
+        self.asked: tuple[CheckpointId, ...] = ()
+
+    def look(self) -> None:
+        """As it renews: it is asked, and answers."""
+        message = RenewDrain(self.url, self.name, None, looks=True)
+        noted = self.say(message)
+        assert isinstance(noted, DrainNoted)
+        self.asked = noted.look
+        stands = tuple(id for id in noted.look if id.step not in self.gone)
+        gone = tuple(id for id in noted.look if id.step in self.gone)
+        self.say(replace(message, stands=stands, gone=gone))
+
+
+def seven_drained() -> tuple[Bench, LookingWorker]:
+    """Above the high mark; the worker has said that it looks."""
+    bench = bench_with_room()
+    worker = LookingWorker(bench)
+    for step in range(1, 7):
+        bench.save(step)
+    drain_all(worker)
+    worker.look()
+    assert worker.asked == (), "nothing is about to go"
+    bench.save(7)
+    drain_all(worker)
+    return bench, worker
+
+
+def test_a_store_is_asked_for_what_is_about_to_go_and_what_is_gone_there_stays() -> None:
+    """Deleted by hand since its worker's last look, it was the only copy that was evicted."""
+    bench, worker = seven_drained()
+    worker.gone = {Step(1)}
+    bench.tick(3)
+    assert len(steps(bench)) == 7, "it was not asked yet"
+    worker.look()
+    assert [id.step for id in worker.asked] == [1, 2]
+    bench.tick(3)
+    assert steps(bench) == [1, 3, 4, 5, 6, 7]
+    bench.save(8)
+    drain_all(worker)
+    for _ in range(4):
+        bench.tick(3)
+        worker.look()
+    assert steps(bench) == [1, 4, 5, 6, 7, 8], "another one goes instead"
+    worker.gone = set()  # It was drained again.
+    worker.look()
+    bench.save(9)
+    drain_all(worker)
+    for _ in range(4):
+        bench.tick(3)
+        worker.look()
+    assert steps(bench)[0] > 1
+
+
+def test_a_store_that_does_not_say_whether_a_step_is_there_holds_it_for_a_while() -> None:
+    bench, worker = seven_drained()
+    for _ in range(PATIENCE_US // SECOND_US // 5):
+        assert len(steps(bench)) == 7
+        bench.tick(5)
+        worker.say(RenewDrain(URL, worker.name, None, looks=True))
+    bench.tick(5)
+    assert steps(bench) == [3, 4, 5, 6, 7]
+
+
+def test_the_word_of_a_store_counts_for_a_while_and_one_whose_worker_left_is_not_waited_for() -> (
+    None
+):
+    looks, now_us = Looks(), 5 * SECOND_US
+    (id,) = [Bench().save(1)]
+    assert not looks.may_go(id, now_us)
+    assert looks.due(now_us) == (id,)
+    looks.heard([id], [], now_us)
+    assert looks.may_go(id, now_us + FRESH_US - 1)
+    assert looks.due(now_us + FRESH_US - 1) == ()
+    assert not looks.may_go(id, now_us + FRESH_US)
+    assert looks.due(now_us + 2 * FRESH_US) == (), "nobody wants to know any more"
+    bench, worker = seven_drained()
+    bench.close(worker.session)
+    bench.tick(5)
+    assert steps(bench) == [3, 4, 5, 6, 7]

@@ -107,6 +107,12 @@ class RenewDrain(Struct, frozen=True, gc=False):
     """Of it, by this worker, read back."""
     bytes_per_s: float = 0.0
     """While it drains, since it began."""
+    looks: bool = False
+    """It looks for what DrainNoted asks for; an older worker does not."""
+    stands: tuple[CheckpointId, ...] = ()
+    """What it was asked for and found committed in the store just now."""
+    gone: tuple[CheckpointId, ...] = ()
+    """What it did not find there."""
 
 
 class EndDrain(Struct, frozen=True, gc=False):
@@ -145,6 +151,9 @@ class DrainNoted(Struct, frozen=True, gc=False):
     version: int = 0
     """To OpenStore and RenewDrain: another number whenever it becomes known that the store holds
     something else."""
+    look: tuple[CheckpointId, ...] = ()
+    """To RenewDrain of a worker that looks: are they still there? The tier is about to evict them.
+    """
 
 
 def encode_stored(stored: Iterable[tuple[Step, Generation]]) -> bytes:

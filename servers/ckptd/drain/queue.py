@@ -9,7 +9,6 @@ sent again. A lease that is lost stops the writing at its next step; what was do
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Final, TypeVar
 
@@ -84,9 +83,23 @@ class QueueClient:
         """What to drain now. Raises NotFound when the store is not known any more: open it."""
         return self._call(LeaseDrain(self._policy.url, self._worker), DrainLeased).checkpoint
 
-    def renew(self, id: CheckpointId | None, written_bytes: int, bytes_per_s: float) -> None:
-        """A sign of life. Raises Fenced when the lease is gone."""
-        message = RenewDrain(self._policy.url, self._worker, id, written_bytes, bytes_per_s)
+    def renew(
+        self, id: CheckpointId | None, written_bytes: int, bytes_per_s: float
+    ) -> tuple[CheckpointId, ...]:
+        """A sign of life; returns what to look for in the store. Raises Fenced when the lease is
+        gone."""
+        message = RenewDrain(
+            self._policy.url, self._worker, id, written_bytes, bytes_per_s, looks=True
+        )
+        return self._call(message, DrainNoted).look
+
+    def tell_looked(self, stands: dict[CheckpointId, bool], bytes_per_s: float) -> None:
+        """Whether each is committed in the store, as somebody has just seen."""
+        there = tuple(id for id, is_there in stands.items() if is_there)
+        gone = tuple(id for id, is_there in stands.items() if not is_there)
+        message = RenewDrain(
+            self._policy.url, self._worker, None, 0, bytes_per_s, True, there, gone
+        )
         self._call(message, DrainNoted)
 
     def end(self, id: CheckpointId, error: str = "") -> None:
@@ -136,34 +149,61 @@ class SharedParts:
 class Heartbeat:
     """I renew a worker's lease from a thread of my own, while I am open."""
 
-    def __init__(self, queue: QueueClient, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, queue: QueueClient, stands: Callable[[CheckpointId], bool]) -> None:
+        """`stands`: whether the store has it now; may raise CkptError."""
         self.checkpoint: CheckpointId | None = None
         self.written_bytes = 0
         self.bytes_per_s = 0.0
         self.lost = threading.Event()
         """The lease is somebody else's."""
         self._queue = queue
-        self._clock = clock
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ckpt-drain-lease", daemon=True)
-        self._thread.start()
+        self._stands = stands
+        self._asked: tuple[CheckpointId, ...] = ()
+        self._gone: set[RunName] = set()
+        self._closing, self._look_due = threading.Event(), threading.Event()
+        # A slow store shall cost no lease.
+        self._threads = [
+            threading.Thread(target=self._run, name="ckpt-drain-lease", daemon=True),
+            threading.Thread(target=self._run_looks, name="ckpt-drain-look", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def lease(self, checkpoint: CheckpointId | None) -> None:
         """What is leased from now on."""
         self.checkpoint, self.written_bytes = checkpoint, 0
         self.lost.clear()
 
+    def lost_runs(self) -> list[RunName]:
+        """Of which something was not there, since this was asked last."""
+        found, self._gone = self._gone, set()
+        return sorted(found)
+
     def close(self) -> None:
         self._closing.set()
-        self._thread.join()
+        self._look_due.set()
+        for thread in self._threads:
+            thread.join()
 
     def _run(self) -> None:
         while not self._closing.wait(RENEW_S):
             checkpoint = self.checkpoint
             try:
-                self._queue.renew(checkpoint, self.written_bytes, self.bytes_per_s)
+                self._asked = self._queue.renew(checkpoint, self.written_bytes, self.bytes_per_s)
+                if self._asked:
+                    self._look_due.set()
             except Fenced:
                 if checkpoint == self.checkpoint:
                     self.lost.set()
             except (CkptError, MemoryError):
                 continue  # Away, rebuilt, starved: the worker's own questions find that out.
+
+    def _run_looks(self) -> None:
+        while self._look_due.wait() and not self._closing.is_set():
+            self._look_due.clear()
+            try:
+                stands = {id: self._stands(id) for id in self._asked}
+                self._queue.tell_looked(stands, self.bytes_per_s)
+            except (CkptError, MemoryError):
+                continue  # It is asked for again.
+            self._gone = self._gone | {id.run for id in stands if not stands[id]}

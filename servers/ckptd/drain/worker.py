@@ -34,6 +34,7 @@ from ckpt.objects.planning import WriteOptions
 from ckpt.objects.sinks.sink import Sink
 from ckpt.objects.stored_steps import (
     cluster_of,
+    is_committed,
     remains,
     steps_in,
     stored_by,
@@ -109,7 +110,7 @@ class StoreWorker:
 
     def run(self, poll_s: float, stopped: threading.Event) -> None:
         """Serve until `stopped` is set; what is under way then is left to the next process."""
-        heartbeat = Heartbeat(self._queue)
+        heartbeat = Heartbeat(self._queue, self._stands)
         self._limits.pace.is_stopped = lambda: stopped.is_set() or heartbeat.lost.is_set()
         rests = Rests(poll_s, max(poll_s, REST_S_MAX), draw)
         try:
@@ -138,6 +139,8 @@ class StoreWorker:
         is_due = time.monotonic() >= self._look_due_s
         if is_due:
             self._look_due_s = time.monotonic() + LOOK_AGAIN_S
+        for run in heartbeat.lost_runs():
+            self._expire(run)
         for run in sorted({*self._watch.runs(), *self._sent}):
             if self._policy.wants(run):
                 if run not in self._sent or (is_due and self._lacks(run)):
@@ -164,6 +167,9 @@ class StoreWorker:
         self._queue.open(self._sink.conditional)
         self._sent.clear()
         self._is_open = True
+
+    def _stands(self, id: CheckpointId) -> bool:
+        return is_committed(self._sink, id.run, id.step, id.generation)
 
     def _tell_trouble(self, error: str) -> None:
         self._in_trouble = True

@@ -53,13 +53,12 @@ from ckpt.plan.drains import (
     surplus,
 )
 from ckpt.protocol.coordinator import catalog
-from ckpt.protocol.coordinator.catalog import (
-    RowState,
-)
+from ckpt.protocol.coordinator.catalog import RowState
 from ckpt.protocol.coordinator.desk import Desk, nothing
 from ckpt.protocol.coordinator.facts import CheckpointCommitted, RunDrained, RunForgotten
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
 from ckpt.protocol.coordinator.keeping.drain_jobs import DrainJob
+from ckpt.protocol.coordinator.looks import Looks
 from ckpt.protocol.coordinator.stores import (
     CheckpointDrained,
     StoreForgotten,
@@ -102,6 +101,7 @@ class Worker:
     """After it the worker counts as gone."""
     bytes_per_s: float = 0.0
     checkpoint: CheckpointId | None = None
+    looks: bool = False
 
 
 @dataclass(slots=True)
@@ -115,6 +115,7 @@ class ServedStore:
     workers: dict[str, Worker] = field(default_factory=dict)
     jobs: dict[CheckpointId, DrainJob] = field(default_factory=dict)
     """Only what is leased, or rests after a failure."""
+    looks: Looks = field(default_factory=Looks)
     unserved_since_us: int = 0
     drained_count: int = 0
     """Since this coordinator began."""
@@ -220,8 +221,17 @@ class DrainQueue:
         ]
 
     def holding(self, id: CheckpointId) -> tuple[str, ...]:
-        """URLs of stores that have exactly this generation."""
-        return tuple(url for url, store in self.stores.items() if store.holds(id))
+        """URLs of stores that have exactly this generation, as far as workers have said."""
+        stores = self.stores.items()
+        return tuple(url for url, one in stores if one.holds(id) and not one.looks.misses(id))
+
+    def lets_go(self, id: CheckpointId) -> bool:
+        """Whether some store of those that hold it has been looked at just now, and has it; or
+        nobody there looks. Else its workers are asked."""
+        holders = [self.stores[url] for url in self.holding(id)]
+        asked = [one for one in holders if any(each.looks for each in one.workers.values())]
+        may_go = [one.looks.may_go(id, self._desk.now_us) for one in asked]
+        return any(may_go) or not asked
 
     # ----------------------------------------------------------------------- messages
 
@@ -396,12 +406,15 @@ class DrainQueue:
         worker = store.workers[message.worker]
         # What is no rate would be no number to who reads the status.
         worker.bytes_per_s = message.bytes_per_s if isfinite(message.bytes_per_s) else 0.0
+        worker.looks |= message.looks
+        store.looks.heard(message.stands, message.gone, self._desk.now_us)
         if message.checkpoint is not None:
             job = self._job(store, message.checkpoint)
             if message.worker not in job.workers:
                 raise Fenced(f"{message.checkpoint} is not leased to {message.worker}")
             job.workers[message.worker] = message.written_bytes
-        self._answer(store, session, request)
+        look = store.looks.due(self._desk.now_us) if message.looks else ()
+        self._desk.send(session, request, DrainNoted(LEASE_US, store.version, look))
 
     def _end(self, store: ServedStore, session: Session, request: int, message: EndDrain) -> None:
         id = check_checkpoint(message.checkpoint)

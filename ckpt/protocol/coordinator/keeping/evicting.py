@@ -5,8 +5,8 @@ watermarks.
     0 ------------- low ===== evicting, once begun ===== high ---- full
                                                           ^ begins here, or for a save without room
 
-A checkpoint may go when an object store holds it, verified, no store waits for it and nobody reads
-or refers to it. The newest step of each run stays, since a restart wants it at once. When nothing
+A checkpoint may go when an object store holds it, verified, a worker that looked there just now has
+found it, no store waits for it and nobody reads or refers to it. The newest step of each run stays, since a restart wants it at once. When nothing
 may go, saves are refused before a byte is sent (P6), with the reason and when to come again.
 
 What goes is counted as freed until its targets have reported what they have; then devices are
@@ -130,7 +130,8 @@ class Evictor:
             if payload:
                 # In bytes of payload: headers, padding and manifests go along by their share.
                 goals[device] = max(surplus, wanted - free) * min(1.0, payload / max(1, used))
-        self._make_room(goals)
+        if not self._make_room(goals):
+            self._wanted_bytes = max(self._wanted_bytes, wanted)  # Stores are being asked.
 
     def may_free(self, device: Domain) -> int:
         """About how many bytes on the device free themselves when a save needs the room."""
@@ -158,7 +159,11 @@ class Evictor:
                 best = len(going), order, id, going
         if best is None:
             return None
-        self._evict(self._with_more(best[3], may_go, wanted()))
+        going = self._with_more(best[3], may_go, wanted())
+        let_go = [one for one in going if self._queue.lets_go(one.id)]
+        if not {one.id for one in best[3]}.issubset(one.id for one in let_go):
+            return None  # It is asked for again.
+        self._evict(let_go)
         return best[2]
 
     def _with_more(
@@ -238,14 +243,20 @@ class Evictor:
         least, most = DRAIN_RETRY_S
         return min(most, max(least, byte_count / max(1.0, slowest)))
 
-    def _make_room(self, goals: dict[Domain, float]) -> None:
+    def _make_room(self, goals: dict[Domain, float]) -> bool:
+        """False when something would go that a store has to be asked for first."""
+        is_done = True
         for checkpoint in self._evictable():
             held = {device: self._payload_on(checkpoint, device) for device in goals}
             if not any(held[device] and goal > 0 for device, goal in goals.items()):
                 continue
             for device in goals:
                 goals[device] -= held[device]
-            self._evict([checkpoint])
+            if self._queue.lets_go(checkpoint.id):
+                self._evict([checkpoint])
+            else:
+                is_done = False
+        return is_done
 
     def _evict(self, going: Iterable[KeptCheckpoint]) -> None:
         self._settled_at_us = self._desk.now_us + SETTLE_US
