@@ -17,6 +17,7 @@ from typing import Any
 
 import fsspec
 import pytest
+import zarr
 
 from ckpt.base.errors import CkptError, Refused
 from ckpt.base.ids import RunName, Step
@@ -250,3 +251,43 @@ def test_a_forked_child_keeps_no_session_of_a_writer(url: str, run: str) -> None
     """
     done = subprocess.run([sys.executable, "-c", script], check=False, timeout=PATIENCE_S)
     assert done.returncode == 0
+
+
+def test_zarr_overwrites_what_is_not_there_yet_in_a_transaction(fs: FS, run: str) -> None:
+    """With `overwrite`, Zarr removes the array's folder first, whether or not there is one."""
+    grid, store = bytes(range(12)), fs.get_mapper(f"{run}/7/grid.zarr")
+    with fs.transaction:
+        array = zarr.create_array(store, shape=(12,), chunks=(4,), dtype="u1", overwrite=True)
+        array[:] = memoryview(grid)
+        assert not fs.exists(f"{run}/7")
+    assert len(fs.find(f"{run}/7")) == 4
+    assert zarr.open_array(store, mode="r")[:].tobytes() == grid
+
+
+def test_a_folder_that_is_not_there_is_not_found_below_a_step(fs: FS, run: str) -> None:
+    for path in (f"{run}/7/sub", f"{run}/7/sub/below"):
+        with pytest.raises(FileNotFoundError):
+            fs.rm(path, recursive=True)
+
+
+def test_a_folder_that_waits_for_its_commit_is_taken_back(fs: FS, run: str) -> None:
+    with fs.transaction:
+        for name in ("keep", "sub/a", "sub/b"):
+            fs.pipe(f"{run}/7/{name}", b"1")
+        fs.rm(f"{run}/7/sub", recursive=True)
+    assert fs.find(run) == [f"{run}/7/keep"]
+
+
+def test_a_folder_of_a_step_that_is_replaced_is_removed_by_the_commit(fs: FS, run: str) -> None:
+    fs.pipe({f"{run}/7/keep": b"1", f"{run}/7/sub/a": b"1"})
+    with fs.transaction:
+        fs.pipe(f"{run}/7/keep", b"2")
+        fs.rm(f"{run}/7/sub", recursive=True)
+    assert fs.find(run) == [f"{run}/7/keep"]
+
+
+def test_a_refused_removal_takes_nothing_back(fs: FS, run: str) -> None:
+    fs.pipe({f"{run}/7/keep": b"1", f"{run}/7/sub/a": b"1"})
+    with pytest.raises(Refused, match="goes as a whole"):
+        fs.rm(f"{run}/7/sub", recursive=True)
+    assert fs.find(run) == [f"{run}/7/keep", f"{run}/7/sub/a"]

@@ -364,12 +364,8 @@ class CkptFileSystemBase(PuttingFileSystem):
         spot = spot_of(path)
         if spot.loose:
             self._delete(spot.run, spot.step)
-        elif not live.publisher.writes_to(spot.run, spot.step):
-            raise Refused(
-                f"{path} is part of a committed checkpoint, which goes as a whole",
-                hint=f"rm({spot.folder!r}, recursive=True)",
-            )
-        # Else the next commit replaces the whole step, and the old file with it.
+        else:
+            self._check_replaced(path, spot)
 
     _rm = rm_file
 
@@ -382,24 +378,30 @@ class CkptFileSystemBase(PuttingFileSystem):
 
     def _rm_below(self, path: str) -> None:
         live = self.live
-        waiting = live.publisher.waiting_below(path)
-        for one in waiting:
-            live.publisher.discard(one)
         found = step_of(path)
-        if found is not None and found[0] < path.count("/"):
-            raise Refused(
-                f"{path} is part of a committed checkpoint, which goes as a whole",
-                hint=f"rm({'/'.join(path.split('/')[: found[0] + 1])!r}, recursive=True)",
-            )
+        part = found is not None and found[0] < path.count("/")
         doomed = {
             (view.run, view.step)
             for view in live.steps.below(paths.run_of(path))
             if any(name.startswith(f"{path}/") for name in self._paths_of(view))
         }
+        waiting = live.publisher.waiting_below(path)
         if not doomed and not waiting:
             raise FileNotFoundError(path)
-        for run, step in sorted(doomed):
+        if part and doomed:
+            self._check_replaced(path, spot_of(path))
+        for one in waiting:
+            live.publisher.discard(one)
+        for run, step in sorted(() if part else doomed):
             self._delete(RunName(run), step)
+
+    def _check_replaced(self, path: str, spot: Spot) -> None:
+        """Raises Refused for a part of a step that no commit of this process will replace."""
+        if not self.live.publisher.writes_to(spot.run, spot.step):
+            raise Refused(
+                f"{path} is part of a committed checkpoint, which goes as a whole",
+                hint=f"rm({spot.folder!r}, recursive=True)",
+            )
 
     def _delete(self, run: RunName, step: int) -> None:
         question = DeleteStep(run, check_step(step))
