@@ -45,6 +45,13 @@ def test_a_bad_path_is_refused(path: str) -> None:
         spot_of(path)
 
 
+def test_a_file_that_is_named_as_a_step_is_refused_with_the_form() -> None:
+    """As the chunks of a Zarr array are that lies below no step."""
+    with pytest.raises(Refused) as refusal:
+        spot_of("tables/grid.zarr/c/0")
+    assert "RUN/STEP/FILE" in refusal.value.hint
+
+
 @pytest.mark.parametrize(
     "url", ["ckpt://host:70/run/1/x", "ckpt:/host:70/run/1/x", "ckpt:///host:70//run/1/x/"]
 )

@@ -115,7 +115,11 @@ def spot_of(path: str) -> Spot:
         return Spot(run, Step(0), check_member_name(segments[-1]), loose=True)
     position, step = found
     if position == len(segments) - 1:
-        raise Refused(f"{path!r} is a step, not a file in it")
+        raise Refused(
+            f"{path!r} is a step, not a file in it",
+            hint="the first number in a path is its step: RUN/STEP/FILE; so Zarr's numbered chunks "
+            "go below a step",
+        )
     run = check_run_name("/".join(segments[:position]))
     return Spot(run, step, check_member_name("/".join(segments[position:])), loose=False)
 
