@@ -240,6 +240,31 @@ def test_a_model_is_saved_and_comes_back_bit_for_bit(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
+def test_a_compiled_model_comes_back_as_the_one_in_it(cluster: str) -> None:
+    """torch.compile puts `_orig_mod.` before the names of its weights."""
+    model = GPT2LMHeadModel(CONFIG)
+    model.transformer.h[0] = torch.compile(model.transformer.h[0])
+    save_pretrained(torch.compile(model), f"{cluster}/compiled/7")
+    again = from_pretrained(AutoModelForCausalLM, f"{cluster}/compiled")
+    plain = {name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()}
+    assert again.state_dict().keys() == plain.keys()
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, plain[name]), name
+
+
+def test_weights_of_which_the_model_knows_no_name_are_refused(cluster: str) -> None:
+    """As those of a PEFT model or under DDP are; the library would fill a model at random."""
+    model = torch.nn.Module()
+    model.config, model.base_model = CONFIG, GPT2LMHeadModel(CONFIG)
+    save_pretrained(model, f"{cluster}/wrapped/7")
+    with pytest.raises(
+        ckpt.Refused, match=r"no weight of a GPT2LMHeadModel.* base_model\."
+    ) as error:
+        from_pretrained(AutoModelForCausalLM, f"{cluster}/wrapped")
+    assert "ckpt_torch.load" in error.value.hint
+
+
 def test_what_holds_no_model_or_no_configuration_is_refused_by_name(cluster: str) -> None:
     with ckpt.open(cluster) as store:
         store.save("plain", 1, {"x": 1}).wait(60.0)

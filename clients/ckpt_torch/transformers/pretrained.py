@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import SupportsFloat, TypeVar, cast
+from typing import Final, SupportsFloat, TypeVar, cast
 
 import torch
 from transformers import AutoConfig, PretrainedConfig
@@ -18,6 +18,8 @@ from ckpt_torch.reading.whole import whole_of
 from ckpt_torch.saving import async_save
 
 Model = TypeVar("Model", bound=torch.nn.Module)
+COMPILED: Final = "_orig_mod."
+"""What torch.compile puts before the names of a module's weights."""
 
 
 def save_pretrained(
@@ -44,7 +46,9 @@ def from_pretrained(
     name: `ckpt://HOST:PORT/RUN[/STEP]`, or RUN[/STEP] in `store`; the newest step without one.
     options: as the library's own from_pretrained takes them; `config` in place of the saved one.
 
-    Raises NotFound, Unavailable, Lost; Refused when no configuration was saved and none is given.
+    Raises NotFound, Unavailable, Lost; Refused when no configuration was saved and none is given,
+    and when it has none of the model's weights, such as one of a PEFT model, whose names differ:
+    the library fills what is missing at random.
     """
     where = find_where(name, store)
     with where.store.resolve(where.run, where.step) as checkpoint:
@@ -55,7 +59,16 @@ def from_pretrained(
     # Which class an Auto class stands for: asked of a model without memory.
     with torch.device("meta"):
         shell = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
-    made = type(shell).from_pretrained(None, config=config, state_dict=state["model"], **options)
+    weights = {key.replace(COMPILED, ""): weight for key, weight in state["model"].items()}
+    made, report = type(shell).from_pretrained(
+        None, config=config, state_dict=weights, output_loading_info=True, **options
+    )
+    if {name for name, _ in made.named_parameters()} <= set(report["missing_keys"]):
+        raise Refused(
+            f"{name} has no weight of a {type(shell).__name__}; it has {', '.join([*weights][:4])}",
+            hint="make the model as it was at the save, such as with its adapters, and fill its "
+            "state_dict by ckpt_torch.load",
+        )
     made.config.name_or_path = made.name_or_path = name
     return cast(Model, made)
 
