@@ -1,10 +1,14 @@
-"""Two starts of a job under one launch key: no checkpoint is made of the states of both."""
+"""Two starts of a job under one launch key: no checkpoint is made of the states of both, and all
+ranks of the second load one step.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from ckpt.format.messages.loading import LoadConfirmed
 from tests.protocol.coordinating import Bench, RankFake, every, team
+from tests.protocol.test_coordinator_rounds import Loader
 
 
 def again(rank: RankFake) -> RankFake:
@@ -127,3 +131,45 @@ def test_a_trainer_that_ends_once_its_peer_is_there_again_counts_as_beside_it() 
     one.open(6)
     finish([ranks[0], one])
     assert one.commits()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("loads", [(1, 0), (0, 1), (2, 1), (1, 1)])
+def test_a_start_loads_one_step_however_often_the_one_before_had_loaded(
+    loads: tuple[int, int], first: int
+) -> None:
+    """That one may have been killed between two ranks' loads."""
+    bench = Bench()
+    ranks = team(bench, 2)
+    for step in (1, 2):
+        every(ranks, lambda rank: rank.open(step))  # noqa: B023
+        finish(ranks)
+        every(ranks, lambda rank: rank.leave())
+        bench.tick(1)
+        ranks = [again(rank) for rank in ranks]
+        if step == 1:
+            for rank, count in zip(ranks, loads, strict=True):
+                assert [loaded_by(rank) for _ in range(count)] == [1] * count
+    assert [loaded_by(rank) for rank in (ranks[first], ranks[1 - first])] == [2, 2]
+
+
+def test_a_rank_that_starts_again_alone_goes_on_with_its_own_loads() -> None:
+    """Its peers go on with theirs."""
+    bench = Bench()
+    ranks = team(bench, 2)
+    every(ranks, lambda rank: rank.open(1))
+    finish(ranks)
+    assert [loaded_by(rank) for rank in ranks] == [1, 1]
+    ranks[1].leave()
+    bench.tick(1)
+    ranks[1] = again(ranks[1])
+    every(ranks, lambda rank: rank.open(2))
+    finish(ranks)
+    assert [loaded_by(rank) for rank in ranks] == [2, 2]
+
+
+def loaded_by(rank: RankFake) -> int:
+    """The newest step, as the rank's process gets it; it is loaded at once."""
+    one = Loader(rank)
+    assert one.load() == [LoadConfirmed()]
+    return int(one.found.step)

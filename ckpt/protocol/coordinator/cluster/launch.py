@@ -216,6 +216,30 @@ class Launch:
         came_again = after.came_again or before.process != early[1]
         return came_again and before.life(early[1]).is_before(after.life(late[1]))
 
+    def is_beside(self, other: Rank, rank: Rank) -> bool:
+        """Whether a rank's process is here that came after the former one of `rank` had ended: then
+        both are of one start, where all ranks start again under one key.
+        """
+        member, peer = self.members.get(rank), self.members.get(other)
+        if member is None or member.former is None or peer is None or not peer.here:
+            return False
+        return member.former.life.is_before(Life(peer.joined_us, None))
+
+    def starts_again(self, rank: Rank) -> bool:
+        """Whether the rank's process has taken another one's place, beside which nobody was who is
+        still here: it has not started again alone.
+        """
+        member = self.members.get(rank)
+        if member is None or not member.came_again:
+            return False
+        others = (one for one, peer in self.members.items() if one != rank and peer.here)
+        return all(self.is_beside(one, rank) for one in others)
+
+    def process(self, rank: Rank) -> str:
+        """Who holds the rank; empty when nobody is known to."""
+        member = self.members.get(rank)
+        return "" if member is None else member.process
+
     def handed_over(self, rank: Rank, saved: Saved, *, again: bool) -> None:
         """A rank's payload is here; `again` when that is reported to a restarted coordinator, which
         knows the right time only from what the process said when it joined.

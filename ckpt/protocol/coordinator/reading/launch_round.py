@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from ckpt.base.errors import CkptError, Lost, Refused
 from ckpt.base.ids import CheckpointId, Rank, Step, check_checkpoint
@@ -181,3 +182,27 @@ class Round:
             f"{two} would meet in one job",
             hint=f"{together}end all ranks and start them again: a new launch resolves to {other}",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a rank's processes have taken of "newest"."""
+
+    process: str
+    """The last one that took a turn."""
+    next_turn: int
+    """After the last turn taken."""
+    first_turn: int
+    """The turn after the last one that processes before it had taken."""
+
+    def turn_of_process(self, process: str) -> int:
+        """The turn at which that one begins or has begun; it holds the rank now."""
+        return self.first_turn if process == self.process else self.next_turn
+
+    def taken(self, turn: int, process: str) -> Served:
+        """After this process has taken a turn."""
+        first = self.turn_of_process(process)
+        return Served(process, max(self.next_turn, turn + 1), first)
+
+
+NOT_SERVED: Final = Served("", 1, 1)

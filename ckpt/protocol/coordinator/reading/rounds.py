@@ -11,7 +11,9 @@ damage is proved after a round is settled, ranks that come later get an error th
 two steps never meet silently in one launch. A wait that is too long only settles the round earlier.
 
 Rounds of "newest" are numbered by turns: what a rank loads before its own first save is turn 0;
-after it, the n-th resolution of each rank meets the n-th of every other.
+after it, the n-th resolution of each rank meets the n-th of every other. Where all ranks start
+again under their launch's key, they go on after the last turn that any rank of the start before has
+had: it may have ended between two ranks' loads.
 
 A step that is asked for by its number has one round at a time (decision 0017): all ranks get it,
 whatever is committed meanwhile. It makes way for a newer generation when the launch itself has
@@ -40,7 +42,7 @@ from ckpt.protocol.coordinator.desk import Desk
 from ckpt.protocol.coordinator.facts import CheckpointCommitted, RunForgotten
 from ckpt.protocol.coordinator.image import LaunchRow, forget_old_turns
 from ckpt.protocol.coordinator.keeping.checkpoints import Checkpoints, KeptCheckpoint
-from ckpt.protocol.coordinator.reading.launch_round import LoadedRank, Round
+from ckpt.protocol.coordinator.reading.launch_round import NOT_SERVED, LoadedRank, Round, Served
 from ckpt.protocol.events import Session
 
 ROUND_HELD_US = 300_000_000
@@ -75,8 +77,8 @@ class LaunchRounds:
         self._held: list[Round] = []
         #: Rounds with ranks that wait for a confirmation.
         self._asked: list[Round] = []
-        #: Of each launch the turn after the last one of "newest" that a rank has taken.
-        self._served: dict[LaunchKey, dict[Rank, int]] = {}
+        #: Of each launch what each rank has taken of "newest".
+        self._served: dict[LaunchKey, dict[Rank, Served]] = {}
         #: What is read over which session, to hear of readers that go away.
         self._loading: dict[Session, dict[Seat, None]] = {}
 
@@ -119,7 +121,17 @@ class LaunchRounds:
         """The turn of this rank's next resolution."""
         if not launch.has_saved(rank):
             return 0
-        return max(1, self._served.get((run, launch.number), {}).get(rank, 1))
+        served = self._served.get((run, launch.number), {})
+        mine = served.get(rank, NOT_SERVED)
+        if mine.process == launch.process(rank) or not launch.starts_again(rank):
+            return mine.next_turn
+        taken = [
+            one.turn_of_process(launch.process(other))
+            if launch.is_beside(other, rank)
+            else one.next_turn
+            for other, one in served.items()
+        ]
+        return max(taken, default=1)
 
     def by_number(self, run: RunName, launch: Launch, step: Step) -> Round | None:
         """What the launch's ranks get that ask for a step by its number, if some have asked."""
@@ -181,7 +193,8 @@ class LaunchRounds:
         one.ranks.add(rank)
         if turn and not by_number:
             served = self._served.setdefault((run, launch.number), {})
-            served[rank] = max(served.get(rank, 1), turn + 1)
+            before = served.get(rank, NOT_SERVED)
+            served[rank] = before.taken(turn, launch.process(rank))
         if one.is_complete:
             self._let_go(one)
 
