@@ -3,7 +3,7 @@ ask for it.
 
 Cold it spends a quarter to half a second of CPU on imports, and a cluster of many hosts has nine.
 Daemons start as users start them in tests/ckptd/test_coordinator.py, in tests/wheel, of ckptbench's
-clusters in tests/bench_e2e, and in tests/client/test_operations.py at some landings.
+clusters and in tests/client/test_operations.py at some landings, each in its turn.
 """
 
 from __future__ import annotations
