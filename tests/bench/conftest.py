@@ -1,4 +1,4 @@
-"""A bench's cluster here is forked warm; tests/bench_e2e has cold ones in turns, as users have them."""
+"""A bench's cluster here is forked warm; of tests/bench_e2e some have cold ones, as users have."""
 
 from __future__ import annotations
 
