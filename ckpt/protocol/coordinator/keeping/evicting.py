@@ -6,8 +6,9 @@ watermarks.
                                                           ^ begins here, or for a save without room
 
 A checkpoint may go when an object store holds it, verified, a worker that looked there just now has
-found it, no store waits for it and nobody reads or refers to it. The newest step of each run stays, since a restart wants it at once. When nothing
-may go, saves are refused before a byte is sent (P6), with the reason and when to come again.
+found it, no store waits for it and nobody reads or refers to it. The newest step of each run stays,
+since a restart wants it at once. When nothing may go, saves are refused before a byte is sent (P6),
+with the reason and when to come again.
 
 What goes is counted as freed until its targets have reported what they have; then devices are
 looked at again.
