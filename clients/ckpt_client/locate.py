@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from ckpt.aio.clock import draw
 from ckpt.aio.durable import is_there
 from ckpt.base.errors import Unavailable
 from ckpt.base.rests import shortened
+from ckpt.base.system_errors import system_error
 from ckpt.base.units import US_PER_S
 
 READY_NAME = "ready.json"
@@ -49,7 +51,7 @@ class Locator:
 
     def address(self) -> str:
         """HOST:PORT, of several coordinators with commas between them. Raises Unavailable when the
-        local cluster does not serve now.
+        local cluster does not serve now, Scarce where nobody can look.
         """
         if not self.directory:
             return self.address_fixed
@@ -61,11 +63,16 @@ class Locator:
 
 def read_ready(directory: Path) -> ReadyFile | None:
     """The ready file, or None when there is none (or none that parses:
-    it is replaced atomically).
+    it is replaced atomically). Raises Scarce where nothing can be opened now.
     """
+    path = directory / READY_NAME
     try:
-        return _ready_decoder.decode((directory / READY_NAME).read_bytes())
-    except (OSError, msgspec.MsgspecError):
+        return _ready_decoder.decode(path.read_bytes())
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise system_error(f"cannot read {path}", error) from None
+        return None
+    except msgspec.MsgspecError:
         return None
 
 

@@ -20,12 +20,14 @@ import ckpt
 from ckpt.aio.descriptors import RAISED_MAX
 from ckpt.aio.secret import make_secret
 from ckpt.base.system_errors import Scarce
+from ckpt.format.checksum import xxh3_128
 from ckpt.native.isal import find_isal
 from ckpt.native.libcrypto import find_libcrypto
 from ckpt.native.library import find_library
 from ckpt.transfer.payload_sender import PayloadSender, SenderOptions
 from ckpt_client.fs.sender import FileSender
-from ckpt_client.locate import Locator
+from ckpt_client.fs.spool import Spool
+from ckpt_client.locate import READY_NAME, Locator
 from tests.client.clikit import run
 from tests.client.test_stager_process import Bench
 from tests.no_descriptors import no_descriptors
@@ -127,3 +129,29 @@ def test_a_library_that_cannot_be_opened_now_is_not_missing() -> None:
         with no_descriptors(), pytest.raises(Scarce, match=r"cannot be loaded: Too many.*"):
             find.__wrapped__()
         assert find.__wrapped__()
+
+
+def test_a_written_file_that_cannot_be_mapped_says_so_and_keeps_its_length() -> None:
+    """A second try took the room for the last stripe, which the first had added, for its bytes."""
+    spool = Spool("run/step_1/model.pt")
+    try:
+        with os.fdopen(spool.duplicate(), "wb") as file:
+            file.write(b"seven b")
+        refused = r"cannot seal run/step_1/model.pt: Too many open files.*ulimit -n"
+        with no_descriptors(), pytest.raises(Scarce, match=refused):
+            spool.seal("model.pt")
+        member, plan, memory = spool.seal("model.pt")
+        assert (member.length, member.fingerprint) == (7, xxh3_128(b"seven b"))
+        assert bytes(memory[:7]) == b"seven b"
+        assert plan.payload_bytes <= len(memory)
+    finally:
+        spool.close()
+
+
+def test_a_cluster_that_nobody_can_look_for_is_not_said_to_be_stopped(tmp_path: Path) -> None:
+    (tmp_path / READY_NAME).write_text(
+        '{"address": "127.0.0.1:7070", "pid": 1, "cluster": "c", "boot": "b"}'
+    )
+    with no_descriptors(), pytest.raises(Scarce, match=r"cannot read .*json: .*ulimit -n"):
+        Locator(str(tmp_path), "").address()
+    assert Locator(str(tmp_path), "").address() == "127.0.0.1:7070"

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from ckpt.base.errors import Busy, CkptError, Unavailable, error_from_wire
 from ckpt.base.ids import Generation
+from ckpt.base.system_errors import Scarce
 from ckpt.base.units import US_PER_S, check_seconds
 from ckpt.format.messages.saving import CommitInfo
 from ckpt.protocol.coordinator.reading.answers import StepView
@@ -248,8 +249,11 @@ class Save(HereOnly):
     def _rests(self) -> str:
         """That its cluster on this machine was stopped, as `ckpt local stop` does; else empty."""
         directory = self._stager.attach.directory
-        if not directory or read_ready(Path(directory)) is not None:
-            return ""
+        try:
+            if not directory or read_ready(Path(directory)) is not None:
+                return ""
+        except Scarce as error:  # The save goes on in its stager all the same.
+            return str(error)
         return (
             f"the cluster in {directory} is not running; the save goes on once it is started, by "
             f"`ckptd local {directory}` or an open of it"
