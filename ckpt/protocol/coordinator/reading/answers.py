@@ -138,11 +138,11 @@ class StepView(Struct, frozen=True):
     committed_at_s: float
     slowest_rank: int
     slowest_target: str
-    readers: int
-    """Loads that hold it now."""
     reason: str
     targets_survivable_at_commit: int
     domains_survivable_at_commit: int
+    readers: int = 0
+    """Loads that hold it now."""
     warnings: tuple[str, ...] = ()
     referenced_bytes: int = 0
     """Of `bytes`, what earlier generations hold, its homes."""
