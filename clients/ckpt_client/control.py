@@ -30,6 +30,7 @@ from ckpt.format.messages.asking import Answer, Ask
 from ckpt.format.messages.hello import Role
 from ckpt.format.messages.launches import JoinLaunch, LaunchJoined
 from ckpt.format.messages.saving import AttemptAborted
+from ckpt.format.messages.versions import of_version
 from ckpt.protocol.coordinator.reading.answers import StepView
 from ckpt.protocol.events import Buffer
 from ckpt.protocol.handshake import Caller, Established
@@ -147,6 +148,10 @@ class Control:
                 again = f"`ckpt local stop {self.locator.directory} && ckpt ls`"
                 hint = f"{hint}; if another was put there, {again} serves with it"
             raise Unauthorized(f"{where}: {error.message}", hint=hint) from None
+        except Refused as error:
+            if not isinstance(message, Ask):
+                raise
+            raise of_version(error, message.what, self.protocol) from None
         if isinstance(answer, AttemptAborted):
             after_us = answer.retry_after_us
             after_s = None if after_us is None else after_us / US_PER_S

@@ -42,3 +42,16 @@ def check_known(message: Message, role: Role, version: int) -> None:
     if version < PROTOCOL_VERSION and since(message) > version:
         text = f"the {role.value} speaks protocol {version}, which has no {type(message).__name__}"
         raise Refused(text, hint=f"upgrade the {role.value} first: see ckpt upgrade status")
+
+
+def of_version(error: Refused, question: str, version: int) -> Refused:
+    """The refusal of a question to a coordinator of this version: with what to do, where the
+    version is older than the question; else as it is.
+    """
+    is_unknown = error.message.startswith(f"{question!r} is not one of ")
+    if not (is_unknown and 0 < version < PROTOCOL_VERSION):
+        return error
+    return Refused(
+        f"the coordinator speaks protocol {version}, which does not answer {question!r}",
+        hint="upgrade the coordinator first: see ckpt upgrade status",
+    )
