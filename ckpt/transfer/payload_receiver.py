@@ -98,7 +98,7 @@ TICK_US: Final = 100_000
 AHEAD_PAYLOAD_BYTES_MIN: Final = 64 * MiB
 """Of a smaller payload so few bytes are read that nothing is made ahead for them."""
 AHEAD_BYTES_MAX: Final = 64 * MiB
-"""Of cells that are made ahead."""
+"""Of cells that are made ahead. Touched as they fill, 24 MiB cost a load's first bytes 50 ms."""
 _REMEDY: Final = "see ckpt status; the targets that are down hold its bytes"
 
 
@@ -183,8 +183,6 @@ class PayloadReceiver:
     def expect_pieces(self, layout: Layout) -> None:
         """Have cells made ahead for payloads like this one, of which much will be read into pieces
         of memory that are smaller than its cells. Once, before the first `read`.
-
-        Sketch: touched as they are received, 24 MiB of cells cost a load's first bytes 50 ms.
         """
         if layout.payload_bytes >= AHEAD_PAYLOAD_BYTES_MIN:
             count = min(2 * layout.code.k, AHEAD_BYTES_MAX // layout.cell_bytes)
@@ -308,8 +306,6 @@ class PayloadReceiver:
         if target is None or link is None or not self._options.borrows:
             return False
         lent = self._lent.find(id, target, read.job, link)
-        if lent is None:
-            return False
         begun = self._lent.begin(lent, request, runs, partial(read.assembly.land, column))
         if begun is not None:
             self._asked[request] = Asked(read, column, target, Owed(runs), begun)
@@ -326,13 +322,17 @@ class PayloadReceiver:
         lent.column.read_bytes += total(runs)
         if not lent.is_whole:
             self._lent.refuse(lent.column)
-            self._ask_ranges(read, asked.column, lent.request, runs)
+            self._ask_ranges(read, asked.column, lent.request, lent.wanted)
             return
         for (start, end), crc in zip(runs, lent.sums, strict=True):
             read.assembly.store(asked.column, start, end - start, crc, crc)
+        # Before the machine hears of the others, which may end the question.
+        if lent.rest:
+            self._ask_ranges(read, asked.column, lent.request, lent.rest)
         self._feed(read, RangesStored(now, lent.request, runs))
         self._note_turns(read, asked.target, total(runs))
-        self._feed(read, AskAnswered(now, lent.request))
+        if not lent.rest:
+            self._feed(read, AskAnswered(now, lent.request))
 
     # ----------------------------------------------------------------------- targets
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ PATIENCE_S = 30.0
 NEAR = replace(
     PATIENT, borrows=True, limits=ReadLimits(window_bytes=CELL, ask_bytes=CELL, hedge_us=800_000)
 )
+LONG = replace(NEAR, limits=ReadLimits(window_bytes=20 * CELL, ask_bytes=10 * CELL))
+"""An ask is of several cells."""
 
 
 class Lender(SmallHolder):
@@ -212,10 +215,10 @@ def test_what_is_no_whole_block_later_on_does_not_end_the_loan(data: Columns, fo
 
 
 def test_a_reader_that_does_not_want_files_gets_none(data: Columns, folder: Path) -> None:
-    memory, landings = np.zeros(SIZE, np.uint8), Landings()
-    landings.add_range(0, memory)
+    memory = np.zeros(SIZE, np.uint8)
     with lenders(data, {}, folder) as made:
-        read_payloads([job(data, list(made), landings)], replace(NEAR, borrows=False))
+        wanted = job(data, list(made), part_of(memory, 0, SIZE))
+        read_payloads([wanted], replace(NEAR, borrows=False))
         assert not any(each.lent_count for each in made)
     assert memory.tobytes() == data.payload
 
@@ -378,8 +381,7 @@ def test_without_a_thread_all_comes_by_socket(
 def test_without_room_for_a_descriptor_all_comes_by_socket(data: Columns, folder: Path) -> None:
     memory, landings = np.zeros(SIZE, np.uint8), Landings()
     landings.add_range(0, memory)
-    small = Landings()
-    small.add_range(0, np.zeros(8, np.uint8))
+    small = part_of(np.zeros(8, np.uint8), 0, 8)
     kept: list[int] = []
     with lenders(data, {}, folder) as made, PayloadReceiver(NEAR) as receiver:
         # The connections stand; then the limit is what is open.
@@ -442,6 +444,35 @@ def test_a_load_in_parts_has_all_from_files_and_asks_for_them_once(
     assert memory.tobytes() == data.payload
 
 
+def test_parts_that_begin_and_end_within_blocks_take_all_others_from_files(
+    data: Columns, folder: Path
+) -> None:
+    """As a load's do, whose tensors lie one after the other."""
+    memory, part = np.zeros(SIZE, np.uint8), 10 * CELL * CODE.k
+    borders = [0, *range(4096, SIZE, part), SIZE]
+    with lenders(data, {}, folder) as made:
+        with PayloadReceiver(LONG) as receiver:
+            receiver.expect(job(data, list(made), part_of(memory, 0, SIZE)), SIZE)
+            for start, end in pairwise(borders):
+                receiver.read([job(data, list(made), part_of(memory, start, end))])
+        assert by_socket(made) < 4096 + 2 * len(borders) * BLOCK_BYTES
+    assert memory.tobytes() == data.payload
+
+
+def test_a_device_that_fails_within_an_ask_costs_no_more_than_the_ask(
+    data: Columns, folder: Path
+) -> None:
+    memory = np.zeros(SIZE, np.uint8)
+    faults = dict.fromkeys(range(CODE.k), "short")
+    with lenders(data, faults, folder) as made, PayloadReceiver(LONG) as receiver:
+        receiver.expect(job(data, list(made), part_of(memory, 0, SIZE)), SIZE)
+        for start, end in ((0, 4096), (4096, SIZE - 5000), (SIZE - 5000, SIZE)):
+            found = receiver.read([job(data, list(made), part_of(memory, start, end))])
+            assert found.rebuilt_bytes == found.damaged_bytes == 0
+        assert by_socket(made) > SIZE // 3
+    assert memory.tobytes() == data.payload
+
+
 def test_a_load_that_wants_less_than_it_expected_returns_its_files_as_it_ends(
     data: Columns, folder: Path
 ) -> None:
@@ -462,9 +493,8 @@ def test_no_descriptor_is_left(data: Columns, folder: Path) -> None:
     with lenders(data, {1: "twice", 2: "no-table"}, folder) as made:
         with PayloadReceiver(NEAR) as receiver:
             for _ in range(3):
-                memory, landings = np.zeros(SIZE, np.uint8), Landings()
-                landings.add_range(0, memory)
-                receiver.read([job(data, list(made), landings)])
+                memory = np.zeros(SIZE, np.uint8)
+                receiver.read([job(data, list(made), part_of(memory, 0, SIZE))])
                 assert memory.tobytes() == data.payload
                 assert held(folder) == []
         assert [each.lent_count for each in made[:4]] == [3, 3, 3, 3]

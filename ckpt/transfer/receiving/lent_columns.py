@@ -46,12 +46,15 @@ from ckpt.native.arrays import Crcs
 from ckpt.native.fetching import Fetch
 from ckpt.native.landing import WHOLE
 from ckpt.native.sums import joined
-from ckpt.protocol.runs.run_sets import RunSet, is_plain
+from ckpt.protocol.runs.run_sets import RunSet, is_plain, total
 from ckpt.protocol.runs.spans import Spans
 from ckpt.transfer.read_job import ReadJob
 
 WANTED_BYTES_MIN: Final = 16 * MiB
 """Of a column; where less of it is wanted the question for its file costs more than it wins."""
+REST_FRACTION: Final = 16
+"""What is no whole block makes up at most one part in so many: its target is asked for it as well.
+"""
 SLICE_BYTES: Final = 1 * MiB
 """Read, compared and copied at once."""
 Say = Callable[[TargetId, int, Message], None]
@@ -77,30 +80,47 @@ class LentColumn:
     crcs: Crcs | None = None
     read_bytes: int = 0
 
-    def crcs_of(self, start: int, end: int) -> Crcs | None:
-        """Of the blocks of fragment bytes [start, end), which lie in one cell; None where it is
-        not lent, or these are no whole blocks.
-        """
-        if self.file is None or self.crcs is None:
-            return None
+    def parted(self, runs: Spans) -> tuple[Spans, Spans]:
+        """What of runs, each of one cell, is whole blocks, and what is not."""
+        whole, rest = [], []
+        for start, end in runs:
+            stripe = start // self.layout.cell_bytes
+            cell = self.layout.fragment_offset(stripe)
+            first = cell + blocks_of(start - cell) * BLOCK_BYTES
+            is_tail = end == cell + self.layout.cell_bytes_of(stripe)
+            last = end if is_tail else end - (end - cell) % BLOCK_BYTES
+            if first < last:
+                whole.append((first, last))
+                rest += [run for run in ((start, first), (last, end)) if run[0] < run[1]]
+            else:
+                rest.append((start, end))
+        return tuple(whole), tuple(rest)
+
+    def crcs_of(self, start: int, end: int) -> Crcs:
+        """Of the blocks that fragment bytes [start, end) of one cell are."""
+        assert self.crcs is not None
         stripe = start // self.layout.cell_bytes
-        cell = self.layout.fragment_offset(stripe)
-        cell_end = cell + self.layout.cell_bytes_of(stripe)
-        if (start - cell) % BLOCK_BYTES or ((end - cell) % BLOCK_BYTES and end != cell_end):
-            return None
-        number = stripe * blocks_of(self.layout.cell_bytes) + (start - cell) // BLOCK_BYTES
+        at = start - self.layout.fragment_offset(stripe)
+        number = stripe * blocks_of(self.layout.cell_bytes) + at // BLOCK_BYTES
         return self.crcs[number : number + blocks_of(end - start)]
 
 
 class LentRead:
     """Some blocks of a lent column on their way to their places."""
 
-    def __init__(self, column: LentColumn, request: int, runs: Spans, crcs: Sequence[Crcs]) -> None:
+    def __init__(
+        self, column: LentColumn, request: int, wanted: Spans, runs: Spans, rest: Spans
+    ) -> None:
         self.column = column
         self.request = request
         """The question that it answers."""
+        self.wanted = wanted
+        """What is asked there, `runs` and `rest`."""
         self.runs = runs
-        """In fragment bytes; `crcs` are those of each one's blocks."""
+        """Whole blocks, in fragment bytes, each run of one cell."""
+        self.rest = rest
+        """What is no whole block: its target is asked for it."""
+        crcs = [column.crcs_of(at, end) for at, end in runs]
         self.sums = [joined(each, end - at) for each, (at, end) in zip(crcs, runs, strict=True)]
         """CRC-32 of each run."""
         self.is_whole = False
@@ -202,22 +222,23 @@ class LentColumns:
         column.file, column.crcs, column.is_refused = None, None, True
 
     def begin(
-        self, column: LentColumn, request: int, runs: RunSet,
+        self, column: LentColumn | None, request: int, runs: RunSet,
         place: Callable[[int, int], memoryview],
     ) -> LentRead | None:  # fmt: skip
-        """Read the runs, each of one cell, to where `place(start, size)` says; None where the file
-        does not have them as they are wanted, or the system has no thread for it.
+        """Read the whole blocks of the runs, each of one cell, to where `place(start, size)` says;
+        None where the file has not come, too much of them is no whole block, or the system has no
+        thread for it.
         """
-        if not is_plain(runs):
+        if column is None or column.file is None or not is_plain(runs):
             return None
-        crcs = [found for at, end in runs if (found := column.crcs_of(at, end)) is not None]
-        if len(crcs) < len(runs):
+        whole, rest = column.parted(runs)
+        if total(rest) * REST_FRACTION > total(whole):
             return None
         device = self._devices.get(column.target) or self._begin_device(column)
         if device is None:
             return None
-        read = LentRead(column, request, runs, crcs)
-        read.place([place(at, end - at) for at, end in runs], device.slice)
+        read = LentRead(column, request, runs, whole, rest)
+        read.place([place(at, end - at) for at, end in whole], device.slice)
         self._under_way.add(read)
         device.put(read)
         return read
