@@ -291,3 +291,15 @@ def test_a_refused_removal_takes_nothing_back(fs: FS, run: str) -> None:
     with pytest.raises(Refused, match="goes as a whole"):
         fs.rm(f"{run}/7/sub", recursive=True)
     assert fs.find(run) == [f"{run}/7/keep", f"{run}/7/sub/a"]
+
+
+def test_of_two_files_of_a_step_that_are_open_at_once_neither_is_lost(
+    fs: FS, fresh: FS, run: str
+) -> None:
+    first, second = fs.open(f"{run}/7/a", "wb"), fresh.open(f"{run}/7/b", "wb")
+    with pytest.raises(Refused, match=r"7/a.* this one alone would replace"):
+        fs.open(f"{run}/7/c", "wb")
+    first.close()
+    with pytest.raises(Refused, match=r"7/a.* this one alone would replace"):
+        second.close()
+    assert fs.find(run) == [f"{run}/7/a"]

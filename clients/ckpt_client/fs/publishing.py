@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,8 +66,12 @@ class Publisher:
 
     # ----------------------------------------------------------------------- one file
 
-    def publish_alone(self, spot: Spot, spool: Spool) -> None:
-        """Commit a single file; durable on return. Raises Refused when its step has other files."""
+    def publish_alone(self, spot: Spot, spool: Spool, check: Callable[[], None]) -> None:
+        """Commit a single file; durable on return. Raises Refused when its step has other files.
+
+        check: raises when the step has others already. It is asked while the file waits for its
+            commit: whoever comes between is refused in turn, since this one waits.
+        """
         for tries in range(1, ALONE_TRIES_MAX + 1):
             try:
                 sent = self._send(spot, spool, spot.name)
@@ -76,6 +80,8 @@ class Publisher:
                     raise
                 continue
             try:
+                if not spot.loose:
+                    check()
                 self._commit(sent.checkpoint, [sent.member], alone=True)
                 return
             except BaseException as error:

@@ -284,7 +284,7 @@ class CkptFileSystemBase(PuttingFileSystem):
         elif not autocommit or _waits_for_metadata(spot):
             publisher.stage(path, spot, spool)
         else:
-            publisher.publish_alone(spot, spool)
+            publisher.publish_alone(spot, spool, lambda: check_alone(self, path, spot))
 
     def cp_file(self, path1: str, path2: str, **_: object) -> None:
         path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)

@@ -65,7 +65,7 @@ def move(fs: LiveFileSystem, path1: str, path2: str, recursive: bool) -> None:
 
 def check_alone(fs: LiveFileSystem, path: str, spot: Spot) -> None:
     """Raises Refused when a file that is written alone has others beside it in its step."""
-    others = _others_in(fs, spot, [spot.name])
+    others = _others_in(fs, spot, [spot.name]) or _others_open(fs, spot)
     if others:
         raise Refused(
             f"{path}: {spot.folder} has other files ({', '.join(others[:NAMES_SHOWN_MAX])}), "
@@ -81,6 +81,17 @@ def _others_in(fs: LiveFileSystem, spot: Spot, names: Iterable[str]) -> list[str
     _, waiting = fs.live.publisher.open_list(spot.run, spot.step)
     found.update(member.name for member in waiting)
     return sorted(found - set(names))
+
+
+def _others_open(fs: LiveFileSystem, spot: Spot) -> list[str]:
+    """Files of the spot's step, other than its own, that this process is writing."""
+    is_open = (path for path, file in list(fs.live.writing.items()) if not file.closed)
+    spots = (spot_of(path) for path in is_open)
+    return sorted(
+        one.name
+        for one in spots
+        if (one.run, one.step, one.loose) == (spot.run, spot.step, False) and one.name != spot.name
+    )
 
 
 def _check_whole(fs: LiveFileSystem, written: Iterable[str]) -> None:
