@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,35 @@ def test_a_move_in_a_transaction_is_refused(fs: FS, run: str) -> None:
     with pytest.raises(ckpt.Refused, match="before its copy is there"), fs.transaction:
         fs.mv(f"{run}/8", f"{run}/9", recursive=True)
     assert held(fs, run) == below("8")
+
+
+def test_a_file_that_could_not_be_stored_ends_its_transaction(
+    fs: FS, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wrote it may have swallowed the error, as pyarrow's copy_files does."""
+    fs.start_transaction()
+    fs.pipe(f"{run}/7/a", b"1")
+    file = fs.open(f"{run}/7/b", "wb")
+    _fail_to_store(fs, monkeypatch, file.close)
+    with pytest.raises(OSError, match="no memory"):
+        fs.end_transaction()
+    assert not fs.exists(run)
+
+
+def test_a_file_that_was_written_again_after_a_failure_counts(
+    fs: FS, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fs.transaction:
+        _fail_to_store(fs, monkeypatch, lambda: fs.pipe(f"{run}/7/a", b"1"))
+        fs.pipe(f"{run}/7/a", b"2")
+    assert fs.cat(f"{run}/7/a") == b"2"
+
+
+def _fail_to_store(fs: FS, monkeypatch: pytest.MonkeyPatch, write: Callable[[], None]) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fs.live.publisher, "stage", fail)
+        with pytest.raises(OSError, match="no memory"):
+            write()

@@ -117,6 +117,8 @@ class WriteFile(io.BufferedRandom):
         self._spool = Spool(path)
         self._deliver = deliver
         self._unwanted = False
+        self.failure: BaseException | None = None
+        """Why `close` has not delivered it; who called that may have kept silent."""
         super().__init__(io.FileIO(self._spool.duplicate(), "r+"), buffer_size=WRITE_BUFFER_BYTES)
 
     def readable(self) -> bool:
@@ -153,7 +155,11 @@ class WriteFile(io.BufferedRandom):
         super().close()  # What could not be flushed is not delivered.
         # At the interpreter's end nobody is left to bring it anywhere.
         if not self._unwanted and not sys.is_finalizing():
-            deliver(self, self._spool)
+            try:
+                deliver(self, self._spool)
+            except BaseException as error:
+                self.failure = error
+                raise
 
     def __del__(self) -> None:
         # Forgotten without close: nobody said that it is complete.

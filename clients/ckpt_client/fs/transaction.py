@@ -22,6 +22,7 @@ class StepTransaction(Transaction):  # type: ignore[misc]  # fsspec ships no typ
             for file in files:
                 file.commit() if commit else file.discard()
             if commit:
+                _check_delivered(files)
                 fs.live.publisher.commit_paths(file.path for file in files)
         finally:
             for file in files:
@@ -29,3 +30,10 @@ class StepTransaction(Transaction):  # type: ignore[misc]  # fsspec ships no typ
             fs._intrans = False
             fs._transaction = None
             self.fs = None  # type: ignore[assignment]  # As fsspec's own does.
+
+
+def _check_delivered(files: list[WriteFile]) -> None:
+    """Raises what kept a file from its targets, unless it was written again."""
+    for file in {file.path: file for file in files}.values():
+        if file.failure is not None:
+            raise file.failure
