@@ -4,6 +4,8 @@ ranks of the second load one step.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from ckpt.format.messages.loading import LoadConfirmed
@@ -173,3 +175,39 @@ def loaded_by(rank: RankFake) -> int:
     one = Loader(rank)
     assert one.load() == [LoadConfirmed()]
     return int(one.found.step)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_starts_of_which_some_end_early_count_their_loads_alike(seed: int) -> None:
+    """Ranks come in any order, some before others have, some never, and load as often as they like;
+    a start that is whole may save.
+    """
+    chance = random.Random(seed)
+    bench = Bench()
+    size = chance.choice([2, 3, 4])
+    live = team(bench, size)
+    every(live, lambda rank: rank.open(1))
+    finish(live)
+    for start in range(2, 8):
+        every(live, lambda rank: rank.leave())
+        bench.tick(1)
+        come = chance.sample(range(size), chance.choice([size, chance.randint(0, size)]))
+        turns: dict[int, list[int]] = {number: [] for number in come}
+        live = []
+        for number in come:
+            live.append(RankFake(bench, number, size, process=f"{start}/{number}"))
+            for rank in chance.choices(live, k=chance.randint(0, 2)):
+                turns[rank.rank].append(turn_of(rank))
+        taken = [each for each in turns.values() if each]
+        for each in taken:
+            assert each == list(range(taken[0][0], taken[0][0] + len(each))), f"seed {seed}"
+        if len(live) == size:
+            every(live, lambda rank: rank.open(start))  # noqa: B023
+            finish(live)
+
+
+def turn_of(rank: RankFake) -> int:
+    """Of its next load, which it does."""
+    one = Loader(rank)
+    one.load()
+    return one.question.turn
