@@ -422,13 +422,13 @@ def part_of(memory: Bytes, start: int, end: int) -> Landings:
 def test_a_load_in_parts_has_all_from_files_and_asks_for_them_once(
     data: Columns, folder: Path
 ) -> None:
-    """What is asked for first, as a tree, brings the connections, and the files with them."""
     memory, part = np.zeros(SIZE, np.uint8), 5 * CELL * CODE.k
     with lenders(data, {}, folder) as made:
         with PayloadReceiver(NEAR) as receiver:
             tree = part_of(memory, 0, 100)
             receiver.expect(job(data, list(made), tree), SIZE)
             receiver.read([job(data, list(made), tree)])
+            assert "ckpt-fetch" in {each.name for each in threading.enumerate()}, "it is ready"
             for start in range(0, SIZE, part):
                 places = part_of(memory, start, min(start + part, SIZE))
                 receiver.read([job(data, list(made), places)])

@@ -203,6 +203,8 @@ class LentColumns:
                 request = next(self._numbers)
                 link.try_send(request, LendColumn(id))
             column = self._columns[id] = LentColumn(request, target, job.layout)
+            if request and target not in self._devices:  # While its target opens the file.
+                self._begin_device(column)
         return column
 
     def lent(
