@@ -46,7 +46,9 @@ def _check_folder(path: Path, directory: Path) -> None:
         return
     read_only = os.statvfs(path).f_flag & os.ST_RDONLY
     wanted = os.R_OK | os.X_OK | (0 if read_only else os.W_OK)
-    if not os.access(path, wanted, effective_ids=True):
+    # As effective ones older C libraries guess by the mode, where a file system may say otherwise.
+    is_changed = os.geteuid() != os.getuid()
+    if not os.access(path, wanted, effective_ids=is_changed):
         raise _kept_out(path, directory)
 
 
