@@ -46,17 +46,25 @@ class Case:
         return found[0] if found else None
 
     def pid_of(self, target: str) -> int:
-        targets = {each["id"]: each for each in self.status().document()["targets"]}
-        pid = targets[target]["pid"]
-        assert isinstance(pid, int)
-        return pid
+        """Once it is connected: one that was just released may not be yet."""
+        pids: list[int] = []
+
+        def is_known() -> bool:
+            targets = {each["id"]: each for each in self.status().document()["targets"]}
+            pid = targets[target]["pid"]
+            pids.extend([pid] if isinstance(pid, int) else [])
+            return bool(pids)
+
+        wait_until(is_known, f"{target} is connected", PATIENCE_S, ASKED_S)
+        return pids[0]
 
     def kill(self, *targets: str, held: bool = True) -> None:
         """SIGKILL; held ones are not started again."""
         for target in targets:
+            pid = self.pid_of(target)
             if held:
                 assert run("target", "hold", target, environ=self.environ).code == 0
-            os.kill(self.pid_of(target), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
     def wait_well(self) -> None:
         """Nothing is wrong."""
