@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ from ckpt.transfer.receiving.lent_columns import LentColumns, LentRead
 from tests.aio.netkit import serving
 from tests.protocol.reading import Columns
 from tests.transfer.test_payload_receiver import PATIENT, SmallHolder, job
-from tests.waiting import wait_until
 
 CODE = Code(4, 2)
 CELL = 320 * 1024
@@ -55,8 +53,6 @@ PATIENCE_S = 30.0
 NEAR = replace(
     PATIENT, borrows=True, limits=ReadLimits(window_bytes=CELL, ask_bytes=CELL, hedge_us=800_000)
 )
-LONG = replace(NEAR, limits=ReadLimits(window_bytes=20 * CELL, ask_bytes=10 * CELL))
-"""An ask is of several cells."""
 
 
 class Lender(SmallHolder):
@@ -417,76 +413,6 @@ def part_of(memory: Bytes, start: int, end: int) -> Landings:
     landings = Landings()
     landings.add_range(start, memory[start:end])
     return landings
-
-
-def test_a_load_in_parts_has_all_from_files_and_asks_for_them_once(
-    data: Columns, folder: Path
-) -> None:
-    memory, part = np.zeros(SIZE, np.uint8), 5 * CELL * CODE.k
-    with lenders(data, {}, folder) as made:
-        with PayloadReceiver(NEAR) as receiver:
-            tree = part_of(memory, 0, 100)
-            receiver.expect(job(data, list(made), tree), SIZE)
-            receiver.read([job(data, list(made), tree)])
-            assert "ckpt-fetch" in {each.name for each in threading.enumerate()}, "it is ready"
-            for start in range(0, SIZE, part):
-                places = part_of(memory, start, min(start + part, SIZE))
-                receiver.read([job(data, list(made), places)])
-                assert bool(held(folder)) == (start + part < SIZE)
-        assert [each.lent_count for each in made] == [1, 1, 1, 1, 0, 0]
-        wait_until(
-            lambda: all(len(each.returned) == 1 for each in made[: CODE.k]), "all are returned"
-        )
-        by_files = sum(sum(each.returned) for each in made)
-        assert by_files + by_socket(made) >= SIZE + 100
-        # The first of them, from targets whose connections did not stand yet.
-        assert by_socket(made) <= 100 + 2 * CODE.k * CELL
-    assert memory.tobytes() == data.payload
-
-
-def test_parts_that_begin_and_end_within_blocks_take_all_others_from_files(
-    data: Columns, folder: Path
-) -> None:
-    """As a load's do, whose tensors lie one after the other."""
-    memory, part = np.zeros(SIZE, np.uint8), 10 * CELL * CODE.k
-    borders = [0, *range(4096, SIZE, part), SIZE]
-    with lenders(data, {}, folder) as made:
-        with PayloadReceiver(LONG) as receiver:
-            receiver.expect(job(data, list(made), part_of(memory, 0, SIZE)), SIZE)
-            for start, end in pairwise(borders):
-                receiver.read([job(data, list(made), part_of(memory, start, end))])
-        assert by_socket(made) < 4096 + 2 * len(borders) * BLOCK_BYTES
-    assert memory.tobytes() == data.payload
-
-
-def test_a_device_that_fails_within_an_ask_costs_no_more_than_the_ask(
-    data: Columns, folder: Path
-) -> None:
-    memory = np.zeros(SIZE, np.uint8)
-    faults = dict.fromkeys(range(CODE.k), "short")
-    with lenders(data, faults, folder) as made, PayloadReceiver(LONG) as receiver:
-        receiver.expect(job(data, list(made), part_of(memory, 0, SIZE)), SIZE)
-        for start, end in ((0, 4096), (4096, SIZE - 5000), (SIZE - 5000, SIZE)):
-            found = receiver.read([job(data, list(made), part_of(memory, start, end))])
-            assert found.rebuilt_bytes == found.damaged_bytes == 0
-        assert by_socket(made) > SIZE // 3
-    assert memory.tobytes() == data.payload
-
-
-def test_a_load_that_wants_less_than_it_expected_returns_its_files_as_it_ends(
-    data: Columns, folder: Path
-) -> None:
-    memory = np.zeros(SIZE, np.uint8)
-    with lenders(data, {0: "refuses", 1: "rotten"}, folder) as made:
-        with PayloadReceiver(NEAR) as receiver:
-            places = part_of(memory, 0, SIZE - 1)
-            receiver.expect(job(data, list(made), places), SIZE)
-            receiver.read([job(data, list(made), places)])
-            assert len(held(folder)) == 2, "what did not give its bytes is not kept"
-        assert held(folder) == []
-        wait_until(
-            lambda: all(len(each.returned) == 1 for each in made[: CODE.k]), "all are returned"
-        )
 
 
 def test_no_descriptor_is_left(data: Columns, folder: Path) -> None:
