@@ -30,7 +30,7 @@ from ckpt_client.fs.paths import Spot, spot_of, step_of
 from ckpt_client.fs.putting import PuttingFileSystem
 from ckpt_client.fs.spool import Spool
 from ckpt_client.fs.steps import HeldStep
-from ckpt_client.fs.together import are_many, check_alone, move, one_commit
+from ckpt_client.fs.together import are_many, check_alone, check_opened, move, one_commit
 from ckpt_client.fs.transaction import StepTransaction
 
 DELETE_TIMEOUT_S: Final = 120.0
@@ -250,7 +250,7 @@ class CkptFileSystemBase(PuttingFileSystem):
         return self._create(self._strip_protocol(path), autocommit=False)
 
     def _create(self, path: str, autocommit: bool) -> WriteFile:
-        spot = self._checked_spot(path, autocommit)
+        spot = self._checked_spot(path)
         writing = self.live.writing
 
         def deliver(file: WriteFile, spool: Spool) -> None:
@@ -259,9 +259,11 @@ class CkptFileSystemBase(PuttingFileSystem):
             self._deliver(path, spot, spool, autocommit)
 
         file = writing[path] = WriteFile(path, deliver)
+        if autocommit and not spot.loose and not _waits_for_metadata(spot):
+            check_opened(self, file, spot)
         return file
 
-    def _checked_spot(self, path: str, autocommit: bool) -> Spot:
+    def _checked_spot(self, path: str) -> Spot:
         """Where a new file goes. Raises what its close would raise, before a byte is written."""
         if step_of(path) is None and self._is_directory(path):
             raise IsADirectoryError(path)
@@ -273,8 +275,6 @@ class CkptFileSystemBase(PuttingFileSystem):
                 f"{path}: one metadata file for each rank cannot close a step",
                 hint="save with use_collectives=True, or with ckpt_torch.CkptWriter",
             )
-        if autocommit and not _waits_for_metadata(spot):
-            check_alone(self, path, spot)
         return spot
 
     def _deliver(self, path: str, spot: Spot, spool: Spool, autocommit: bool) -> None:

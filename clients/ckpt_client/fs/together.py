@@ -17,6 +17,7 @@ from fsspec.core import has_magic
 from ckpt.base.errors import Refused
 from ckpt.base.ids import RunName, Step
 from ckpt_client.fs.base import LiveFileSystem
+from ckpt_client.fs.files import WriteFile
 from ckpt_client.fs.paths import Spot, spot_of, step_of
 
 NAMES_SHOWN_MAX = 4
@@ -72,6 +73,17 @@ def check_alone(fs: LiveFileSystem, path: str, spot: Spot) -> None:
             "which this one alone would replace",
             hint="write all files of a step in one `with fs.transaction:`",
         )
+
+
+def check_opened(fs: LiveFileSystem, file: WriteFile, spot: Spot) -> None:
+    """As `check_alone`, of a file that is open already, so that of several threads that open files
+    of one step at once each sees the others; discards it when it is refused.
+    """
+    try:
+        check_alone(fs, file.path, spot)
+    except BaseException:
+        file.discard()
+        raise
 
 
 def _others_in(fs: LiveFileSystem, spot: Spot, names: Iterable[str]) -> list[str]:
