@@ -44,7 +44,7 @@ from ckpt.objects.leftovers import (
 )
 from ckpt.objects.planning import WriteOptions
 from ckpt.objects.source import Source
-from ckpt.objects.stored_steps import remains, stored_by
+from ckpt.objects.stored_steps import is_committed, remains, stored_by
 from ckpt.objects.writer import WriteJob, WriteLimits
 from ckpt.plan.drains import StorePolicy
 from ckpt.protocol.coordinator.reading.answers import StepView
@@ -376,9 +376,27 @@ class DrainNode:
             return
         if not self.stopped:
             lease = self._lease
-            renew = RenewDrain(self.policy.url, self.name, lease)
-            self._ask(renew, lambda _: None, failed=lambda error: self._lost(lease, error))
+            renew = RenewDrain(self.policy.url, self.name, lease, looks=True)
+            self._ask(renew, self._renewed, failed=lambda error: self._lost(lease, error))
         self._clock.after(RENEW_US, self._beat)
+
+    def _renewed(self, answer: Message) -> None:
+        """What is about to be evicted is looked for by a thread of its own, at any moment."""
+        assert isinstance(answer, DrainNoted)
+        if answer.look:
+            delay_us = self._clock.between(500, 4 * US_PER_S)
+            self._clock.after(delay_us, self._tell_looked, answer.look)
+
+    def _tell_looked(self, asked: tuple[CheckpointId, ...]) -> None:
+        if not self.up or self.stopped:
+            return
+        try:
+            there = {id for id in asked if is_committed(self._sink, id.run, id.step, id.generation)}
+        except (Killed, CkptError):
+            return  # It is asked for again.
+        stands, gone = tuple(sorted(there)), tuple(sorted({*asked} - there))
+        told = RenewDrain(self.policy.url, self.name, None, looks=True, stands=stands, gone=gone)
+        self._ask(told, lambda _: None, failed=lambda _: None)
 
     def _lost(self, lease: CheckpointId | None, error: CkptError) -> None:
         """The lease is somebody else's: stop at once."""
