@@ -98,7 +98,7 @@ def finished(loss: str = "0x1.8p+1", parameters: str = "p", moments: str = "m") 
 def view(step: int, survivable: int) -> StepView:
     return StepView(
         "demo", step, f"1.{step}", "committed", False, 1 << 20, RANKS, "4+2", survivable, 0,
-        "device", 0, True, 0.01, 0.5, 0.0, 0.0, 0, "t0", False, "", survivable, 0,
+        "device", 0, True, 0.01, 0.5, 0.0, 0.0, 0, "t0", "", survivable, 0,
     )  # fmt: skip
 
 

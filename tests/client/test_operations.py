@@ -60,7 +60,8 @@ class Shell:
             (root / "curl").write_text(CURL)
             (root / "curl").chmod(0o700)
             path.append(str(root))
-        self._environ = environment(PATH=":".join(path))
+        # At the page's terminal a line is there at once: here Python would keep it for the end.
+        self._environ = environment(PATH=":".join(path), PYTHONUNBUFFERED="1")
         self._ports: dict[str, str] = dict(addresses or {})
         self._daemons: list[Child] = []
         #: Commands of `ckpt` and `ckptd` that need no interpreter of their own any more, and
