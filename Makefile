@@ -215,7 +215,7 @@ $(SERVERS_READY): $(STORES_READY)
 			apt-get install -y -qq --no-install-recommends $(CEPH) >/dev/null || \
 			{ echo "Ceph cannot be installed: tests of S3 will be skipped" >&2; all=no; }; \
 	fi; \
-	$(NPM) install --prefix $(VENV)/azurite --ignore-scripts --no-audit --no-fund --loglevel=error \
+	timeout 300 $(NPM) install --prefix $(VENV)/azurite --ignore-scripts --no-audit --no-fund --loglevel=error \
 		$(AZURITE) >/dev/null || \
 		{ echo "Azurite cannot be installed: tests of Azure will be skipped" >&2; all=no; }; \
 	[ $$all = no ] || touch $(SERVERS_READY)
