@@ -147,7 +147,11 @@ def _without_headers(answer: object) -> object:
 
 
 def _decoded(status: int, answer: bytes, kind: type[Struct]) -> object:
-    return msgspec.json.decode(answer, type=kind if status == 200 else Failure, strict=False)
+    if status == 200:
+        return msgspec.json.decode(answer, type=kind, strict=False)
+    # Gateways differ in which field has the words, and some say them in both.
+    failure = msgspec.json.decode(answer, type=Failure, strict=False)
+    return failure.code, failure.error or failure.message
 
 
 # --------------------------------------------------------------------------- what is asked

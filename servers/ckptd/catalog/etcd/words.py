@@ -246,7 +246,9 @@ class Failure(Struct, frozen=True):
     """Why not; `code` is gRPC's."""
 
     error: str = ""
+    """Of etcd's first gateway, which says it twice; etcd 3.6 has the second one, and `message`."""
     code: int = 0
+    message: str = ""
 
 
 def encode(request: Struct) -> bytes:
@@ -278,7 +280,7 @@ def failure_of(status: int, content: bytes, url: EtcdUrl) -> CkptError:
                 " its clients, where this is the one for its peers"
             )
         return Unavailable(f"HTTP status {status}")
-    text = said.error or f"HTTP status {status}"
+    text = said.error or said.message or f"HTTP status {status}"
     stale = any(word in text for word in _STALE_WORDS) or (url.user and _NAMELESS in text)
     if stale or said.code == _UNAUTHENTICATED:
         return StaleToken(text)
